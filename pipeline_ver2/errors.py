@@ -1,0 +1,138 @@
+"""The error tree. Every class says how it looks on the wire; each server maps it to a reply in one place.
+
+ZroactError
+├── ConfigError         a key of config.json, the environment or the command line
+├── VideoError          a file that cannot be used as a video
+├── ResultsError        an output folder that cannot be used: taken, locked, of another run
+├── RequestError        a request that does not fit its contract
+│   ├── BodyTooLarge
+│   └── MediaPathError  a path outside the media roots, or unreadable
+├── AnswerError         a reply of the vision-language model that is no valid answer
+└── StageError          a stage did not do its work
+    ├── StageUnreachable    nobody listens, or it is not ready yet: waiting, not a send
+    ├── QueueFull           429: waiting, not a send
+    ├── EngineFailed        the engine died or broke under the request: counts as a send
+    ├── StageTimeout        no reply in time
+    ├── DeadlineShed        the scheduler refused work that would have come too late: final
+    └── BadReply            a reply that breaks the contract
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ZroactError(Exception):
+    """Base of every error this project raises on purpose; the message is written for the user."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(ZroactError):
+    """The configuration is unusable; the message names the key."""
+
+    code = "config"
+
+
+class VideoError(ZroactError):
+    """The file is missing, broken, or holds no video; the message names the file."""
+
+    code = "video"
+    http_status = 422
+
+
+class ResultsError(ZroactError):
+    """The output folder holds other results, is locked, or belongs to another run."""
+
+    code = "results"
+    http_status = 409
+
+
+class RequestError(ZroactError):
+    """The request does not fit its contract; the message names the field."""
+
+    code = "bad_request"
+    http_status = 422
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the configured limit."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class MediaPathError(RequestError):
+    """A path lies outside the media roots or cannot be read."""
+
+    code = "media_path"
+    http_status = 403
+
+
+class AnswerError(ZroactError):
+    """The model's text is not a valid answer; the raw text is kept in `raw_text`."""
+
+    code = "answer_invalid"
+    http_status = 502
+
+    def __init__(self, message: str, raw_text: str | None = None) -> None:
+        super().__init__(message)
+        self.raw_text = raw_text
+
+
+class StageError(ZroactError):
+    """A stage could not do its work. `retry_after_s` is what the stage asked for, if it did."""
+
+    code = "stage"
+    http_status = 502
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StageUnreachable(StageError):
+    """Nobody listens at the address, or the stage says it is not ready yet."""
+
+    code = "stage_unreachable"
+    http_status = 503
+    retryable = True
+
+
+class QueueFull(StageError):
+    """The stage's bounded queue is full; try again after `retry_after_s`."""
+
+    code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class EngineFailed(StageError):
+    """The engine died or broke while it had the request."""
+
+    code = "engine_failed"
+    http_status = 503
+    retryable = True
+
+
+class StageTimeout(StageError):
+    """No reply within the time limit."""
+
+    code = "stage_timeout"
+    http_status = 504
+    retryable = True
+
+
+class DeadlineShed(StageError):
+    """The deadline could not be met, so the request was refused instead of run late."""
+
+    code = "shed_deadline"
+    http_status = 503
+
+
+class BadReply(StageError):
+    """The stage's reply breaks its contract."""
+
+    code = "bad_reply"

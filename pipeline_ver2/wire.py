@@ -1,0 +1,274 @@
+"""All that crosses a wire: header names, JSON models of the people's contracts, and OIP tensor framing.
+
+Machines speak the Open Inference Protocol (KServe/Triton v2) to Stage 1, with the binary tensor extension:
+https://github.com/kserve/open-inference-protocol and Triton's ``extension_binary_data``. An OIP body is a JSON
+head followed by the raw little-endian bytes of the tensors, in the order of the head;
+``Inference-Header-Content-Length`` says where the head ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline_ver2.errors import RequestError, ZroactError
+
+DEADLINE_HEADER = "X-Zroact-Deadline-Ms"
+CLIENT_HEADER = "X-Zroact-Client"
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+SERVER_TIMING_HEADER = "Server-Timing"
+OIP_HEAD_LENGTH_HEADER = "Inference-Header-Content-Length"
+
+OIP_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+
+
+class WireModel(BaseModel):
+    """Base of the JSON bodies: unknown fields are refused, NaN and infinity too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LabelScore(WireModel):
+    """One action of a detected person, with its score in 0..1."""
+
+    name: str
+    score: float
+
+
+class Detection(WireModel):
+    """One person: box in pixels of the upright source frame, (x1, y1, x2, y2), and every label over the threshold."""
+
+    box: tuple[float, float, float, float]
+    labels: tuple[LabelScore, ...]
+
+
+class DetectClip(WireModel):
+    """One clip for `/detect`: paths of its frames, or the frames as base64 JPEG or PNG, oldest first."""
+
+    clip_id: str
+    key_index: int | None = None
+    frame_paths: tuple[str, ...] | None = None
+    frames: tuple[str, ...] | None = None
+
+
+class DetectRequest(WireModel):
+    """Body of `POST /detect`."""
+
+    clips: tuple[DetectClip, ...] = Field(min_length=1)
+    threshold: float | None = Field(default=None, ge=0, le=1)
+
+
+class DetectResult(WireModel):
+    """What `/detect` says of one clip; a failed clip carries its `error` and fails alone."""
+
+    clip_id: str
+    key_index: int | None
+    state: Literal["ok", "failed"]
+    error: str | None = None
+    detections: tuple[Detection, ...] = ()
+    inference_ms: float | None = None
+
+
+class DetectReply(WireModel):
+    """Reply of `POST /detect`, one result per clip in the order of the request."""
+
+    results: tuple[DetectResult, ...]
+
+
+class EvaluateImage(WireModel):
+    """One image for `/evaluate`: base64 JPEG or PNG, or a path under a media root, and its time in the source."""
+
+    data: str | None = None
+    path: str | None = None
+    time_s: float
+
+
+class EvaluateRequest(WireModel):
+    """Body of `POST /evaluate`. `detections` holds Stage 1's findings, one list per image."""
+
+    slot_id: str
+    images: tuple[EvaluateImage, ...] = Field(min_length=1, max_length=16)
+    detections: tuple[tuple[Detection, ...], ...] = ()
+    prompt: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class EvaluateReply(WireModel):
+    """Reply of `POST /evaluate`."""
+
+    slot_id: str
+    answer: dict[str, Any]
+    confidence: float | None
+    finish_reason: str
+    raw_text: str
+    usage: dict[str, Any] | None
+    queue_wait_ms: float | None
+    inference_ms: float | None
+    attempts: int
+
+
+def server_timing(queue_s: float, run_s: float) -> str:
+    """The `Server-Timing` value both daemons send; durations in milliseconds, as the W3C draft defines."""
+    return f"queue;dur={queue_s * 1e3:.3f}, run;dur={run_s * 1e3:.3f}"
+
+
+def parse_server_timing(value: str | None) -> tuple[float | None, float | None]:
+    """`(queue_s, run_s)` of a `Server-Timing` value; None for what is absent or malformed."""
+    found: dict[str, float] = {}
+    for entry in (value or "").split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        for parameter in parameters:
+            key, _, number = parameter.partition("=")
+            try:
+                seconds = float(number) / 1e3
+            except ValueError:
+                continue
+            if key == "dur" and math.isfinite(seconds):
+                found[name] = seconds
+    return found.get("queue"), found.get("run")
+
+
+def error_body(error: ZroactError) -> dict[str, Any]:
+    """The JSON every server of this project sends for an error of the tree."""
+    return {"error": {"code": error.code, "message": str(error), "retryable": error.retryable}}
+
+
+def pack_tensors(
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    kind: Literal["inputs", "outputs"],
+    parameters: Mapping[str, Any] | None = None,
+    head: Mapping[str, Any] | None = None,
+) -> tuple[list[bytes | memoryview], int]:
+    """Frame named tensors as an OIP body with the binary extension.
+
+    Args:
+        tensors: Name to array; any shape, dtypes of `OIP_DTYPES`.
+        kind: "inputs" for a request, "outputs" for a reply.
+        parameters: Request-level parameters.
+        head: Further members of the JSON head, such as `id` or `model_name`.
+
+    Returns:
+        `(parts, head_length)`: the pieces of the body, not joined so that pixels are not copied, and the length
+        of the JSON head in bytes for the `Inference-Header-Content-Length` header.
+    """
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    described = [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "datatype": oip_datatype(array.dtype),
+            "parameters": {"binary_data_size": array.nbytes},
+        }
+        for name, array in contiguous.items()
+    ]
+    content: dict[str, Any] = {**(head or {}), kind: described}
+    if parameters:
+        content["parameters"] = dict(parameters)
+    if kind == "inputs":
+        content["parameters"] = {**content.get("parameters", {}), "binary_data_output": True}
+    encoded = json.dumps(content, allow_nan=False).encode()
+    pixels = (array.reshape(-1).view(np.uint8).data for array in contiguous.values())
+    return [encoded, *pixels], len(encoded)
+
+
+def unpack_tensors(
+    body: bytes | memoryview, head_length: int | None, *, kind: Literal["inputs", "outputs"]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read an OIP body, JSON or binary.
+
+    Args:
+        body: The whole body.
+        head_length: Value of `Inference-Header-Content-Length`; None when the whole body is JSON.
+        kind: "inputs" for a request, "outputs" for a reply.
+
+    Returns:
+        `(tensors, head)`: read-only arrays by name (views of `body` where it was binary) and the JSON head.
+
+    Raises:
+        RequestError: The head is no JSON object, or a tensor's name, datatype, shape or size does not fit.
+    """
+    view = memoryview(body)
+    if head_length is not None and not 0 < head_length <= len(view):
+        raise RequestError(f"{OIP_HEAD_LENGTH_HEADER} is {head_length}, the body has {len(view)} bytes")
+    head = _json_object(view if head_length is None else view[:head_length])
+    rest = view[len(view) if head_length is None else head_length :]
+    entries = head.get(kind)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise RequestError(f"{kind} must be a list of tensors")
+    tensors: dict[str, NDArray[Any]] = {}
+    for entry in entries:
+        name, array, used = _read_tensor(entry, rest)
+        tensors[name] = array
+        rest = rest[used:]
+    if len(rest):
+        raise RequestError(f"{len(rest)} bytes follow the last binary tensor")
+    return tensors, head
+
+
+def oip_datatype(dtype: np.dtype[Any]) -> str:
+    """The OIP name of a numpy dtype.
+
+    Raises:
+        RequestError: The dtype has no OIP name here.
+    """
+    for name, known in OIP_DTYPES.items():
+        if known == dtype:
+            return name
+    raise RequestError(f"dtype {dtype} has no Open Inference Protocol name here; known: {', '.join(OIP_DTYPES)}")
+
+
+def _json_object(view: memoryview) -> dict[str, Any]:
+    try:
+        head = json.loads(bytes(view))
+    except ValueError as error:
+        raise RequestError(f"the inference head is not valid JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise RequestError("the inference head must be a JSON object")
+    return head
+
+
+def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArray[Any], int]:
+    name, datatype = entry.get("name"), entry.get("datatype")
+    if not isinstance(name, str):
+        raise RequestError("a tensor has no name")
+    if not isinstance(datatype, str) or datatype not in OIP_DTYPES:
+        raise RequestError(f"tensor {name}: datatype {datatype!r} is not one of {', '.join(OIP_DTYPES)}")
+    shape = _shape(name, entry.get("shape"))
+    dtype, count = OIP_DTYPES[datatype], math.prod(shape)
+    size = (entry.get("parameters") or {}).get("binary_data_size")
+    if size is None:
+        return name, _from_json(name, entry.get("data"), dtype, shape), 0
+    if size != count * dtype.itemsize:
+        raise RequestError(f"tensor {name}: binary_data_size is {size}, shape {shape} needs {count * dtype.itemsize}")
+    if size > len(rest):
+        raise RequestError(f"tensor {name}: the body ends {size - len(rest)} bytes early")
+    return name, np.frombuffer(rest[:size], dtype=dtype).reshape(shape), size
+
+
+def _shape(name: str, shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, Sequence) or not all(type(side) is int and side >= 0 for side in shape):
+        raise RequestError(f"tensor {name}: shape {shape!r} must be a list of whole numbers from 0 up")
+    return tuple(shape)
+
+
+def _from_json(name: str, data: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    try:
+        array = np.asarray(data).astype(dtype, casting="unsafe").reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"tensor {name}: data does not fit {dtype.name} of shape {shape}: {error}") from error
+    return array
