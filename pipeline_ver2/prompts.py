@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline_ver2.config import PipelineConfig
-from pipeline_ver2.errors import AnswerError, ConfigError
+from pipeline_ver2.errors import AnswerError, BadReply, ConfigError, EngineFailed, StageError, StageTimeout
 from pipeline_ver2.main import resize
 from pipeline_ver2.wire import Detection
 
@@ -68,6 +68,21 @@ class Answer:
 
     body: dict[str, Any]
     confidence: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How asking went: the answer, or the last problem after the allowed sends; the last raw text either way."""
+
+    answer: Answer | None
+    problem: AnswerError | StageError | None
+    raw_text: str | None
+    finish_reason: str | None
+    usage: dict[str, Any] | None
+    attempts: int
+
+
+Send = Callable[[dict[str, Any], int], Awaitable[Mapping[str, Any]]]
 
 
 def encode_image(rgb: NDArray[np.uint8], *, max_px: int, quality: int) -> bytes:
@@ -151,6 +166,41 @@ def build_messages(question: Question, settings: PipelineConfig) -> list[dict[st
     text = text.replace("{labels}", ", ".join(neutralise(label) for label in question.labels))
     content.append({"type": "text", "text": text})
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": content}]
+
+
+async def ask(question: Question, settings: PipelineConfig, *, model: str, max_tokens: int, send: Send) -> Asked:
+    """Ask Stage 2 about a slot, with at most `MAX_SENDS` sends to an engine in all.
+
+    Args:
+        question: What is asked.
+        settings: Prompt and schema.
+        model: Name of the model in the request.
+        max_tokens: Bound of the answer.
+        send: Sends one body and returns the chat completion. Its second argument numbers the variant of the body:
+            1 greedy, 2 sampled. The same variant is sent again after a lost engine, the other after a bad answer.
+
+    Raises:
+        StageError: What `send` raised, unless it is a lost send (`EngineFailed`, `StageTimeout`, `BadReply`).
+        RequestError: The engine refused the request; sending it again would not help.
+    """
+    variant = 1
+    problem: AnswerError | StageError | None = None
+    raw: str | None = None
+    reason: str | None = None
+    for attempt in range(1, MAX_SENDS + 1):
+        body = build_request(question, settings, model=model, max_tokens=max_tokens, send=variant)
+        try:
+            reply = await send(body, variant)
+            raw, reason = reply_text(reply)
+            answer = read_answer(reply, question, settings)
+        except AnswerError as error:
+            problem, variant = error, 2
+        except (EngineFailed, StageTimeout, BadReply) as error:
+            problem = error
+        else:
+            usage = reply.get("usage")
+            return Asked(answer, None, raw, reason, usage if isinstance(usage, dict) else None, attempt)
+    return Asked(None, problem, raw, reason, None, MAX_SENDS)
 
 
 def build_request(
