@@ -221,11 +221,12 @@ def _environment_values(environment: Mapping[str, str]) -> list[tuple[list[str],
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_VARIABLE:
             continue
-        values.append((name.removeprefix(ENV_PREFIX).lower().split("__"), _parsed(text)))
+        values.append((name.removeprefix(ENV_PREFIX).lower().split("__"), parse_value(text)))
     return values
 
 
-def _parsed(text: str) -> object:
+def parse_value(text: str) -> object:
+    """A value from the environment or the command line: JSON where it is JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

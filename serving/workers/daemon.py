@@ -1,0 +1,353 @@
+"""The HTTP side both daemons share: health, metrics, errors, limits, request headers, idempotency, clients that go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StageError, ZroactError
+from pipeline_ver2.wire import CLIENT_HEADER, DEADLINE_HEADER, IDEMPOTENCY_HEADER, error_body
+
+logger = logging.getLogger(__name__)
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+T = TypeVar("T")
+
+BODY_TIMEOUT_S = 60.0
+MAX_KEY_LENGTH = 200
+STATUS_CLIENT_GONE = 499
+MEGABYTE = 1_000_000
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong; `retryable` says whether the same request may succeed later."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+class ErrorReply(BaseModel):
+    """The body of every refusal."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The request headers both daemons honour. `deadline_at` is on the clock of `time.monotonic`."""
+
+    client: str
+    deadline_at: float | None
+    idempotency_key: str | None
+
+
+def create_app(
+    title: str,
+    *,
+    lifespan: Lifespan,
+    ready: Callable[[], Awaitable[None]],
+    registry: CollectorRegistry,
+    max_body_mb: float,
+    max_bodies: int,
+) -> FastAPI:
+    """A FastAPI application with health, metrics, error mapping and limits.
+
+    Args:
+        title: Shown at `/docs`.
+        lifespan: Starts and releases what the daemon owns; must return soon, long loading belongs in a task.
+        ready: Returns when the daemon can do its work now, else raises a `StageError` for `/readyz` to send.
+        registry: The metrics `/metrics` shows.
+        max_body_mb: Largest body, in millions of bytes.
+        max_bodies: Most requests with a body at once; further ones are told 429 before their body is read.
+    """
+    app = FastAPI(title=title, lifespan=lifespan, responses={422: {"model": ErrorReply}})
+    app.state.on_fatal = []
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(_BodyGuard, max_bytes=int(max_body_mb * MEGABYTE), max_bodies=max_bodies)
+    app.add_middleware(_RequestCounter, registry=registry)
+
+    @app.get("/livez", tags=["health"])
+    async def livez() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "alive"}
+
+    @app.get("/readyz", tags=["health"], responses={503: {"model": ErrorReply}})
+    async def readyz() -> dict[str, str]:
+        """The daemon can do its work now."""
+        await ready()
+        return {"status": "ready"}
+
+    @app.get("/metrics", tags=["health"], response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def give_up(app: FastAPI, error: ZroactError) -> None:
+    """Stop the daemon because it can never do its work; the process says why in one line and exits non-zero."""
+    for stop in app.state.on_fatal:
+        stop(error)
+
+
+def request_context(request: Request) -> RequestContext:
+    """Read the headers both daemons honour.
+
+    Raises:
+        RequestError: A header that cannot be used; the message names it.
+    """
+    peer = request.client.host if request.client else "unknown"
+    return RequestContext(
+        client=_key_header(request, CLIENT_HEADER) or peer,
+        deadline_at=_deadline(request.headers.get(DEADLINE_HEADER)),
+        idempotency_key=_key_header(request, IDEMPOTENCY_HEADER),
+    )
+
+
+def error_response(error: ZroactError) -> JSONResponse:
+    """The reply for an error of the tree; `Retry-After` where the error knows when to come back."""
+    headers = {}
+    if isinstance(error, StageError) and error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+async def cancel_when_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work, or cancel it as soon as the client closes its connection. The body must have been read.
+
+    Raises:
+        ClientDisconnect: The client is gone; its work has been cancelled and has ended.
+    """
+    task, watcher = asyncio.create_task(work), asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class IdempotencyCache(Generic[T]):
+    """Joins callers that bring the same key at the same time, and replays the last `size` results.
+
+    Failures are not replayed. A caller that is cancelled leaves the others their work; the last one takes it along.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._finished: OrderedDict[Hashable, T] = OrderedDict()
+        self._running: dict[Hashable, _Shared[T]] = {}
+
+    async def run(self, key: Hashable | None, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result for the key: replayed, joined, or worked out now. No key, no memory."""
+        if key is None:
+            return await work()
+        if key in self._finished:
+            self._finished.move_to_end(key)
+            return self._finished[key]
+        shared = self._running.get(key)
+        if shared is None:
+            shared = self._running[key] = _Shared(asyncio.create_task(work()))
+            shared.task.add_done_callback(lambda task: self._settle(key, task))
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting and not shared.task.done():
+                del self._running[key]
+                shared.task.cancel()
+
+    def _settle(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        shared = self._running.get(key)
+        if shared is not None and shared.task is task:
+            del self._running[key]
+        if not task.cancelled() and task.exception() is None:
+            self._finished[key] = task.result()
+            while len(self._finished) > self._size:
+                self._finished.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Shared(Generic[T]):
+    task: asyncio.Task[T]
+    waiting: int = 0
+
+
+class _BodyGuard:
+    """Bounds bodies while they arrive: their size, their number at once, and the time one may take."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_bodies: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_bodies = max_bodies
+        self._bodies = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send)
+            return
+        self._bodies += 1
+        try:
+            await self._app(scope, self._guarded(receive), send)
+        finally:
+            self._bodies -= 1
+
+    def _refusal(self, scope: Scope) -> ZroactError | None:
+        if self._bodies >= self._max_bodies:
+            return QueueFull(f"{self._bodies} requests are being served already", retry_after_s=1)
+        announced = dict(scope["headers"]).get(b"content-length", b"")
+        return self._too_large() if announced.isdigit() and int(announced) > self._max_bytes else None
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is over the limit of {self._max_bytes / MEGABYTE:g} MB (max_body_mb)")
+
+    def _guarded(self, receive: Receive) -> Receive:
+        received, complete = 0, False
+        give_up_at = time.monotonic() + BODY_TIMEOUT_S
+
+        async def guarded() -> Message:
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout(give_up_at - time.monotonic()):
+                    message = await receive()
+            except TimeoutError as error:
+                raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if received > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        return guarded
+
+
+class _RequestCounter:
+    """Counts requests by route and status."""
+
+    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._requests = Counter(
+            "zroact_http_requests",
+            "HTTP requests by route and status.",
+            ["route", "status"],
+            registry=registry,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self._requests.labels(route, status).inc()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _key_header(request: Request, name: str) -> str | None:
+    value = request.headers.get(name)
+    if value is not None and not 0 < len(value) <= MAX_KEY_LENGTH:
+        raise RequestError(f"{name} must have 1 to {MAX_KEY_LENGTH} characters, not {len(value)}")
+    return value
+
+
+def _deadline(value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        left_ms = float(value)
+    except ValueError as error:
+        raise RequestError(f"{DEADLINE_HEADER} must be a number of milliseconds, not {value[:40]!r}") from error
+    if not math.isfinite(left_ms):
+        raise RequestError(f"{DEADLINE_HEADER} must be finite, not {value[:40]!r}")
+    return time.monotonic() + left_ms / 1e3
+
+
+async def _on_zroact_error(request: Request, error: Exception) -> Response:
+    known = error if isinstance(error, ZroactError) else ZroactError(str(error))
+    if known.http_status >= 500:
+        logger.warning("%s %s: %s: %s", request.method, request.url.path, known.code, known)
+    return error_response(known)
+
+
+async def _on_validation_error(_request: Request, error: Exception) -> Response:
+    problems = error.errors() if isinstance(error, RequestValidationError) else []
+    said = "; ".join(f"{_field(problem)}: {problem['msg']}" for problem in problems[:5])
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return error_response(RequestError(f"{said}{more}"))
+
+
+def _field(problem: dict[str, Any]) -> str:
+    if problem["type"] == "json_invalid":  # its place is an offset, not a field
+        return "body"
+    return ".".join(str(part) for part in problem["loc"] if part != "body") or "body"
+
+
+async def _on_http_error(_request: Request, error: Exception) -> Response:
+    cause = error.__cause__
+    if isinstance(cause, ZroactError):  # FastAPI wraps what the body guard raises while it reads a JSON body
+        return error_response(cause)
+    if not isinstance(error, HTTPException):
+        raise error
+    detail = {"code": "http", "message": str(error.detail), "retryable": False}
+    return JSONResponse({"error": detail}, status_code=error.status_code, headers=error.headers)
+
+
+async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=STATUS_CLIENT_GONE)  # nobody reads it; it is there for the metrics
+
+
+async def _on_unknown_error(request: Request, _error: Exception) -> Response:
+    """The server logs the traceback; the client learns no more than that."""
+    return error_response(ZroactError(f"internal error in {request.method} {request.url.path}; the log says more"))
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ZroactError: _on_zroact_error,
+    RequestValidationError: _on_validation_error,
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_client_gone,
+    Exception: _on_unknown_error,
+}
