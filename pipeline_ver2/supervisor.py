@@ -1,0 +1,346 @@
+"""Starts the stage daemons that are missing, waits until they are ready, watches them and stops them.
+
+A stage that answers already is used as it is and never stopped from here. A started daemon lives in its own process
+group, so that Ctrl-C reaches it only through us, and holds the read end of a pipe as its standard input: when this
+process ends in any way, kill -9 included, the pipe closes and the daemon ends itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import aiohttp
+
+from pipeline_ver2.config import Config, child_environment
+from pipeline_ver2.errors import ConfigError, StageError, StageUnreachable
+from pipeline_ver2.stage_probe import Address, Finding, StageName, address_of, find_stage
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 8.0
+MAX_RESTARTS = 5
+RESTART_PAUSE_S = 0.25
+STABLE_S = 60.0
+"""A daemon that was ready for this long starts again with a clean record."""
+
+_POLL_S = 0.1
+_REAP_S = 5.0
+_LOG_TAIL_BYTES = 8192
+
+DaemonCommand = Callable[[Address, Path], Sequence[str]]
+
+
+def daemon_command(address: Address, config_file: Path) -> Sequence[str]:
+    """The command line of a stage's daemon. `-P` keeps a `serving` folder of the current directory out of its way."""
+    module = f"serving.workers.{address.stage}_server"
+    place = ["--host", address.host, "--port", str(address.port)]
+    return [sys.executable, "-P", "-m", module, "--config", str(config_file), *place, "--watch-stdin"]
+
+
+@dataclass(slots=True)
+class _Daemon:
+    """One started daemon: its process, its process group (same id), and the pipe it watches."""
+
+    address: Address
+    log_file: Path
+    process: asyncio.subprocess.Process
+    lifeline: int | None
+    log_start: int
+    ready_at: float | None = None
+
+    @property
+    def was_stable(self) -> bool:
+        """Whether it served long enough for its end to count as a first one."""
+        return self.ready_at is not None and time.monotonic() - self.ready_at > STABLE_S
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal every process of the group that still exists."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def bury(self) -> None:
+        """End whatever is left of the daemon's group and let go of the pipe; once, for process ids are used again."""
+        if self.lifeline is not None:
+            self.signal_group(signal.SIGKILL)
+            os.close(self.lifeline)
+            self.lifeline = None
+
+    async def epitaph(self) -> str:
+        """How it ended and the last line it wrote, for a message."""
+        last = await asyncio.to_thread(_last_line, self.log_file, self.log_start)
+        return f"{_exit_text(self.process.returncode)}: {last or 'it wrote nothing'} (log: {self.log_file})"
+
+
+class Supervisor:
+    """Async context manager in which the stages are ready.
+
+    Args:
+        config: The whole configuration; started daemons get it in a private file.
+        stages: Which stages are needed.
+        spawn: Start a daemon where nobody listens on a loopback address; False only checks.
+        log_dir: Folder for the daemons' output; None takes `<paths.work_dir>/logs`.
+        command: How a daemon is started.
+        stop_grace_s: How long started daemons may take to end before they are killed.
+
+    Raises:
+        ConfigError: On entry: a port taken by something else, an unusable URL, a daemon that refuses its configuration.
+        StageUnreachable: On entry: nobody answers and none may be started, or readiness takes too long.
+        StageError: On entry: a daemon died while starting.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        stages: Sequence[StageName] = ("stage1", "stage2"),
+        spawn: bool = True,
+        log_dir: Path | None = None,
+        command: DaemonCommand = daemon_command,
+        stop_grace_s: float = STOP_GRACE_S,
+    ) -> None:
+        self._config = config
+        self._addresses = [address_of(config, stage) for stage in stages]
+        self._spawn_allowed = spawn
+        work_dir = config.paths.work_dir.absolute()
+        self._log_dir = log_dir or work_dir / "logs"
+        self._config_file = work_dir / f"config-{os.getpid()}-{secrets.token_hex(4)}.json"
+        self._command = command
+        self._stop_grace_s = stop_grace_s
+        self._session: aiohttp.ClientSession | None = None
+        self._daemons: dict[StageName, _Daemon] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+
+    @property
+    def started(self) -> tuple[StageName, ...]:
+        """The stages that run because we started them."""
+        return tuple(self._daemons)
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+        try:
+            # One after the other: on one GPU Stage 1 takes its memory first, and Stage 2 plans with the rest.
+            for address in self._addresses:
+                await self._bring_up(address)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def wait_failed(self) -> None:
+        """Wait until a started daemon has died too often, which may be never.
+
+        Raises:
+            StageError: It has, with how it ended last.
+        """
+        if not self._watchers:
+            await asyncio.Event().wait()
+        done, _ = await asyncio.wait(self._watchers, return_when=asyncio.FIRST_COMPLETED)
+        for watcher in done:
+            watcher.result()
+
+    async def close(self) -> None:
+        """Stop what was started: ask, wait a bounded time, kill, reap. A cancellation meanwhile kills at once."""
+        try:
+            for watcher in self._watchers:
+                watcher.cancel()
+            await asyncio.gather(*self._watchers, return_exceptions=True)
+            await self._end_daemons()
+        finally:
+            for daemon in self._daemons.values():
+                daemon.bury()
+            await self._reap()
+            if self._session is not None:
+                await self._session.close()
+            await asyncio.to_thread(self._config_file.unlink, missing_ok=True)
+
+    async def _end_daemons(self) -> None:
+        running = [daemon for daemon in self._daemons.values() if daemon.process.returncode is None]
+        if not running:
+            return
+        for daemon in running:
+            daemon.signal_group(signal.SIGTERM)
+        ends = [asyncio.ensure_future(daemon.process.wait()) for daemon in running]
+        try:
+            _, late = await asyncio.wait(ends, timeout=self._stop_grace_s)
+        finally:
+            for end in ends:
+                end.cancel()
+        if late:
+            log.warning("killed %d daemon(s) that did not end within %g s", len(late), self._stop_grace_s)
+
+    async def _reap(self) -> None:
+        ends = [asyncio.ensure_future(daemon.process.wait()) for daemon in self._daemons.values()]
+        self._daemons.clear()
+        if ends:
+            await asyncio.wait(ends, timeout=_REAP_S)
+
+    async def _bring_up(self, address: Address) -> None:
+        found = await self._find(address)
+        if found.state == "starting":
+            log.info("%s at %s is not ready yet (%s)", address.title, address.url, found.detail)
+            found = await self._wait_until_ready(address)
+        if found.state == "ready":
+            log.info("%s daemon active at %s (already running)", address.title, address.url)
+        elif found.state == "foreign":
+            raise ConfigError(f"{address.key}: {address.url} is taken by something else: {found.detail}")
+        else:
+            await self._start_first(address, found)
+
+    async def _start_first(self, address: Address, found: Finding) -> None:
+        if not (self._spawn_allowed and address.is_local):
+            why = "starting daemons is switched off" if address.is_local else "it is not on this machine"
+            raise StageUnreachable(f"{address.key}: nobody answers at {address.url} ({found.detail}), and {why}")
+        await self._start(address)
+        self._watchers.append(asyncio.create_task(self._watch(address), name=f"watch {address.stage}"))
+
+    async def _find(self, address: Address) -> Finding:
+        if self._session is None:
+            raise RuntimeError("the supervisor is used outside its context")
+        return await find_stage(self._session, address)
+
+    async def _wait_until_ready(self, address: Address, daemon: _Daemon | None = None) -> Finding:
+        """Ask until ready; for a stage that is not ours, until it is gone or turns out to be something else."""
+        bound_s = self._config.stage2.start_timeout_s
+        last = Finding("absent")
+        try:
+            async with asyncio.timeout(bound_s):
+                while True:
+                    last = await self._find(address)
+                    if daemon is not None and daemon.process.returncode is not None:
+                        raise await _death_at_start(daemon)
+                    if last.state == "ready" or (daemon is None and last.state != "starting"):
+                        return last
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            said = f"{address.key}: {address.title} at {address.url} is not ready after {bound_s:g} s ({last.detail})"
+            raise StageUnreachable(said) from error
+
+    async def _start(self, address: Address) -> None:
+        """Start a daemon and wait until it is ready; it is ours to stop from its first moment."""
+        log.info("starting the %s daemon at %s", address.title, address.url)
+        begun = time.monotonic()
+        daemon = self._daemons[address.stage] = await self._spawn(address)
+        try:
+            await self._wait_until_ready(address, daemon)
+        except StageUnreachable:
+            daemon.bury()
+            raise
+        daemon.ready_at = time.monotonic()
+        log.info("%s daemon active at %s (ready in %.1f s)", address.title, address.url, daemon.ready_at - begun)
+
+    async def _spawn(self, address: Address) -> _Daemon:
+        await asyncio.to_thread(self._prepare_files)
+        log_file = self._log_dir / f"{address.stage}.log"
+        output = _open_log(log_file)
+        log_start = output.tell()
+        read_end, write_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(address, self._config_file),
+                stdin=read_end,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        except BaseException as error:
+            os.close(write_end)
+            if isinstance(error, OSError):
+                raise StageError(f"{address.title} could not be started: {error}") from error
+            raise
+        finally:
+            os.close(read_end)
+            output.close()
+        return _Daemon(address, log_file, process, write_end, log_start)
+
+    def _prepare_files(self) -> None:
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            if not self._config_file.exists():
+                write_effective_config(self._config, self._config_file)
+        except OSError as error:
+            raise ConfigError(f"paths.work_dir: {error.filename}: {error.strerror}") from error
+
+    async def _watch(self, address: Address) -> None:
+        """Restart a daemon whenever it dies, later each time.
+
+        Raises:
+            StageError: It died too often in a row.
+        """
+        deaths = 0
+        while True:
+            daemon = self._daemons[address.stage]
+            await daemon.process.wait()
+            daemon.bury()
+            deaths = 1 if daemon.was_stable else deaths + 1
+            end = await daemon.epitaph()
+            if deaths > MAX_RESTARTS:
+                raise StageError(f"{address.title} died {deaths} times in a row, the last time {end}")
+            pause_s = RESTART_PAUSE_S * 2 ** (deaths - 1)
+            log.warning("%s died, %s; restarting it in %g s", address.title, end, pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._start(address)
+            except (StageError, ConfigError) as error:
+                log.warning("restart %d of %s failed: %s", deaths, address.title, error)
+
+
+def write_effective_config(config: Config, file: Path) -> None:
+    """Write the configuration, paths absolute, to a new file that only this user can read."""
+    absolute = Config.model_validate(config.model_dump(), context={"base": Path.cwd()})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        json.dump(absolute.model_dump(mode="json"), stream, indent=2)
+
+
+def _open_log(file: Path) -> BinaryIO:
+    try:
+        return file.open("ab")
+    except OSError as error:
+        raise ConfigError(f"paths.work_dir: {error.filename}: {error.strerror}") from error
+
+
+async def _death_at_start(daemon: _Daemon) -> StageError | ConfigError:
+    daemon.bury()
+    said = f"{daemon.address.title} ended while starting, {await daemon.epitaph()}"
+    # The daemons keep the command line's exit codes: 2 is a configuration they refuse.
+    return ConfigError(said) if daemon.process.returncode == 2 else StageError(said)
+
+
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return "still running"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"with exit code {code}"
+
+
+def _last_line(log_file: Path, start: int) -> str:
+    """The last line that is not blank after byte `start`; empty if there is none or the log is gone."""
+    try:
+        with log_file.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
