@@ -22,8 +22,24 @@ _CIRCLE = np.stack((np.cos(_ARC), np.sin(_ARC)), axis=1)
 _HEAD_RADIUS = 0.068
 # Radius of the body at each joint, in body heights.
 _RADII = np.array(
-    [_HEAD_RADIUS, 0.03, 0.042, 0.033, 0.026, 0.042, 0.033, 0.026]
-    + [0.058, 0.045, 0.032, 0.024, 0.058, 0.045, 0.032, 0.024]
+    (
+        _HEAD_RADIUS,
+        0.03,
+        0.042,
+        0.033,
+        0.026,
+        0.042,
+        0.033,
+        0.026,
+        0.058,
+        0.045,
+        0.032,
+        0.024,
+        0.058,
+        0.045,
+        0.032,
+        0.024,
+    )
 )
 
 
@@ -85,9 +101,8 @@ def draw_figure(frame: Frame, joints_px: Vector, height_px: float, look: Look, f
         facing: Where the face looks, -1 (left) to 1 (right).
     """
     brush = _Brush(frame, joints_px, height_px * look.build)
-    far, near = ("right", "left") if joints_px[_INDEX["left_shoulder"], 2] < joints_px[_INDEX["right_shoulder"], 2] else (
-        "left", "right",
-    )  # fmt: skip
+    left_is_near = joints_px[_INDEX["left_shoulder"], 2] < joints_px[_INDEX["right_shoulder"], 2]
+    far, near = ("right", "left") if left_is_near else ("left", "right")
     _leg(brush, far, look, shade=0.8)
     _arm(brush, far, look, shade=0.8)
     _leg(brush, near, look, shade=1.0)

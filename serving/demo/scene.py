@@ -193,10 +193,10 @@ def _area(box: Box) -> float:
 
 
 @functools.cache
-def _noise_planes() -> tuple[Frame, Frame]:
-    """One fixed plane of unit noise, 16 levels to a standard deviation: its positive and its negative part."""
-    plane = np.random.default_rng(0).normal(0, 16, (_NOISE_SIDE, _NOISE_SIDE, 3))
-    return np.clip(plane, 0, 255).astype(np.uint8), np.clip(-plane, 0, 255).astype(np.uint8)
+def _noise_plane() -> Frame:
+    """One fixed plane of noise around 128, with a standard deviation of 32 levels."""
+    plane = np.random.default_rng(0).normal(128, 32, (_NOISE_SIDE, _NOISE_SIDE, 3))
+    return np.clip(plane, 0, 255).astype(np.uint8)
 
 
 def _noisy(frame: Frame, deviation: float, seed: int) -> Frame:
@@ -204,6 +204,5 @@ def _noisy(frame: Frame, deviation: float, seed: int) -> Frame:
     height, width = frame.shape[:2]
     left = seed * 7919 % max(1, _NOISE_SIDE - width)
     top = seed * 104_729 % max(1, _NOISE_SIDE - height)
-    levels = np.clip(np.arange(256) * deviation / 16, 0, 255).astype(np.uint8)
-    lighter, darker = (plane[top : top + height, left : left + width] for plane in _noise_planes())
-    return np.asarray(cv2.subtract(cv2.add(frame, cv2.LUT(lighter, levels)), cv2.LUT(darker, levels)), np.uint8)
+    crop = _noise_plane()[top : top + height, left : left + width]
+    return np.asarray(cv2.addWeighted(frame, 1, crop, deviation / 32, -4 * deviation), np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline_ver2.errors import ConfigError
 
-TRAIN = range(0, 1_000_000_000)
+TRAIN = range(1_000_000_000)
 VALIDATION_A = range(2_000_000_000, 2_000_100_000)
 VALIDATION_B = range(3_000_000_000, 3_000_100_000)
 DEMO = range(4_000_000_000, 4_000_001_000)

@@ -77,7 +77,7 @@ def sample_style(rng: np.random.Generator, action: Action, *, side: int = 1) -> 
 
 def fall_progress(style: Style, since_s: float) -> float:
     """How far a fall has come, 0 (upright) to 1 (lies), `since_s` after its start."""
-    return min(1.0, max(0.0, since_s / style.fall_s)) ** _FALL_POWER
+    return math.pow(min(1.0, max(0.0, since_s / style.fall_s)), _FALL_POWER)
 
 
 def label_delay_s(action: Action, style: Style, blend_s: float) -> float:
