@@ -104,6 +104,7 @@ class Timing(_Record):
     wall_s: float
     first_answer_s: float | None
     stage1_ended_s: float | None
+    stage2_began_s: float | None
     busy_s: dict[str, float]
 
 

@@ -33,6 +33,7 @@ from pipeline_ver2.errors import (
     StageTimeout,
     StageUnreachable,
 )
+from pipeline_ver2.findings import ClipFindings, read_findings
 from pipeline_ver2.prompts import Asked, Question, ask
 
 MODEL = "yowov3"
@@ -88,18 +89,22 @@ class DetectorInfo:
     image_size: tuple[int, int]
     note: str | None
 
+    def as_dict(self) -> dict[str, Any]:
+        """For the `models` of a result."""
+        return {"name": self.name, "engine": self.engine, "labels": list(self.labels), "note": self.note}
+
 
 @dataclass(frozen=True, slots=True)
-class ClipFindings:
-    """What Stage 1 found at one keyframe.
+class AnswererInfo:
+    """What Stage 2 says of its model."""
 
-    Attributes:
-        boxes: `(M, 4)` float32, each row (x1, y1, x2, y2) in 0..1 of the frame.
-        scores: `(M, C)` float32, every class score of each box.
-    """
+    name: str
+    engine: str
+    note: str | None
 
-    boxes: NDArray[np.float32]
-    scores: NDArray[np.float32]
+    def as_dict(self) -> dict[str, Any]:
+        """For the `models` of a result."""
+        return {"name": self.name, "engine": self.engine, "note": self.note}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +265,7 @@ class Stage1Client(StageClient):
         for last in (False, True):
             try:
                 reply = await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
-                return BatchFindings(_findings(reply, len(clips)), reply.times)
+                return BatchFindings(read_findings(reply.headers, reply.body, len(clips)), reply.times)
             except (EngineFailed, StageTimeout, BadReply):
                 if last:
                     raise
@@ -282,8 +287,8 @@ class Stage2Client(StageClient):
         self._settings = pipeline
         self._wanted = config.model
 
-    async def describe(self) -> dict[str, Any]:
-        """The entry of the served model in `GET /v1/models`: the configured one if it is listed, else the first.
+    async def describe(self) -> AnswererInfo:
+        """The served model of `GET /v1/models`: the configured one if it is listed, else the first.
 
         Raises:
             StageError: The stage is away or lists no model.
@@ -292,7 +297,8 @@ class Stage2Client(StageClient):
         entries = reply.json().get("data")
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             raise BadReply("stage2: /v1/models lists no model")
-        return next((entry for entry in entries if entry.get("id") == self._wanted), entries[0])
+        entry = next((entry for entry in entries if entry.get("id") == self._wanted), entries[0])
+        return AnswererInfo(str(entry.get("id")), str(entry.get("engine", "unknown")), entry.get("note"))
 
     async def evaluate(self, question: Question, *, model: str, key: str) -> tuple[Asked, StageTimes | None]:
         """Ask about one slot; times are those of the last reply, None if there was none.
@@ -351,28 +357,3 @@ def _error_content(content: bytes) -> tuple[str | None, str]:
         return error.get("code"), str(error.get("message"))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None, content[:300].decode(errors="replace")
-
-
-def _findings(reply: Reply, count: int) -> tuple[ClipFindings | BadReply, ...]:
-    length = reply.headers.get(wire.OIP_HEAD_LENGTH_HEADER)
-    try:
-        tensors, _ = wire.unpack_tensors(reply.body, None if length is None else int(length), kind="outputs")
-        status, found = tensors["status"].reshape(count), tensors["num_detections"].reshape(count)
-        boxes, scores = tensors["boxes"].astype(np.float32), tensors["scores"].astype(np.float32)
-        fits = boxes.ndim == scores.ndim == 3 and boxes.shape == (count, scores.shape[1], 4)
-    except (RequestError, KeyError, ValueError) as error:
-        raise BadReply(f"stage1: the reply does not fit: {error}") from error
-    if not fits or len(scores) != count or found.min(initial=0) < 0 or found.max(initial=0) > boxes.shape[1]:
-        raise BadReply(f"stage1: boxes {boxes.shape}, scores {scores.shape}, num_detections {found} do not fit")
-    return tuple(
-        BadReply(f"the detector reports status {status[i]}")
-        if status[i] != 0
-        else _finite(boxes[i, : found[i]], scores[i, : found[i]])
-        for i in range(count)
-    )
-
-
-def _finite(boxes: NDArray[np.float32], scores: NDArray[np.float32]) -> ClipFindings | BadReply:
-    if not (np.isfinite(boxes).all() and np.isfinite(scores).all()):
-        return BadReply("the detector sent boxes or scores that are not finite")
-    return ClipFindings(boxes, scores)

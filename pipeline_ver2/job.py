@@ -1,0 +1,41 @@
+"""What a run is asked to do, and who is told of its progress."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pipeline_ver2.results import KeyframeRecord, SlotRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. `job_id` marks its requests, so that a stage can join or replay one that is sent again."""
+
+    source: Path
+    out: Path
+    resume: bool = False
+    keep_failed: bool = False
+    job_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+
+class Observer(Protocol):
+    """Is told of progress, in the event loop; must not block."""
+
+    def decoded(self, frames_grid: int, frames_expected: int | None) -> None:
+        """So many grid frames are decoded, of so many if the header can be believed."""
+
+    def settled(self, record: KeyframeRecord | SlotRecord) -> None:
+        """A keyframe or a slot has its record."""
+
+
+class Silent:
+    """An observer that keeps it to itself."""
+
+    def decoded(self, frames_grid: int, frames_expected: int | None) -> None:
+        """Say nothing."""
+
+    def settled(self, record: KeyframeRecord | SlotRecord) -> None:
+        """Say nothing."""

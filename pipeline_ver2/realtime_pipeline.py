@@ -1,0 +1,382 @@
+"""The orchestrator: a clip in, both stages at work at once, answers out.
+
+decode (one thread) → batches → Stage 1 (at most `stage1.max_in_flight` requests) → slot tracker →
+`asyncio.Queue` → `pipeline.stage2_window` consumers → results. No stage waits for the other; what is ahead waits
+for what is behind through the bounds alone. An error of one slot is a result, a stage that stays away ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    from pipeline_ver2 import report
+except ModuleNotFoundError as missing:
+    if missing.name != "pipeline_ver2":
+        raise
+    raise SystemExit(
+        "zroact-stage2 is not installed for this Python: run `make setup`, or `pip install .`"
+    ) from missing
+from pipeline_ver2.config import Config
+from pipeline_ver2.decoder import Decoder, KeyframeClip
+from pipeline_ver2.errors import (
+    BadReply,
+    ConfigError,
+    DeadlineShed,
+    QueueFull,
+    RequestError,
+    StageError,
+    StageUnreachable,
+    ZroactError,
+)
+from pipeline_ver2.findings import ClipFindings
+from pipeline_ver2.job import Job, Observer, Silent
+from pipeline_ver2.main import TimingRecorder
+from pipeline_ver2.prompts import Asked, Question, check_settings
+from pipeline_ver2.results import (
+    Header,
+    Journal,
+    KeyframeRecord,
+    Records,
+    Results,
+    RunState,
+    SlotRecord,
+    SlotState,
+    fingerprint,
+    sha256_of,
+    write_results,
+)
+from pipeline_ver2.stage_clients import (
+    AnswererInfo,
+    DetectorInfo,
+    Stage1Client,
+    Stage2Client,
+    StageTimes,
+)
+from pipeline_ver2.tracker import ReadySlot, SlotTracker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Both clients, and what each stage says of its model."""
+
+    stage1: Stage1Client
+    stage2: Stage2Client
+    detector: DetectorInfo
+    answerer: AnswererInfo
+
+
+async def run_pipeline(
+    job: Job,
+    config: Config,
+    observer: Observer | None = None,
+    *,
+    recorder: TimingRecorder | None = None,
+    decode_executor: Executor | None = None,
+) -> Results:
+    """Run a video through both stages, which must be up, and write results.json into the output folder.
+
+    Args:
+        job: Source, output folder, how to treat earlier results.
+        config: The configuration.
+        observer: Is told of progress.
+        recorder: Takes the spans of the run; its clock is the run's. None makes one.
+        decode_executor: Where decoding runs instead of a thread of its own; one worker only.
+
+    Raises:
+        ConfigError: A setting does not fit what a stage says of itself.
+        VideoError: The source cannot be used.
+        ResultsError: The output folder cannot be used.
+        StageError: A stage stayed away for `pipeline.retry_for_s`; results so far are written, state `failed`.
+        asyncio.CancelledError: Passed on; results so far are written, state `cancelled`.
+    """
+    recorder = recorder or TimingRecorder()
+    check_settings(config.pipeline)
+    async with AsyncExitStack() as stack:
+        journal = stack.enter_context(Journal(job.out, resume=job.resume))
+        stages = await _meet_stages(stack, config)
+        decoder = await stack.enter_async_context(
+            Decoder(job.source, config, stages.detector.image_size, recorder, decode_executor)
+        )
+        earlier = journal.start(await asyncio.to_thread(_header, job, config, stages))
+        records = earlier if job.keep_failed else earlier.without_failures()
+        run = _Run(job, config, recorder, journal, records, stages, decoder, observer or Silent())
+        return await run.conduct()
+
+
+async def _meet_stages(stack: AsyncExitStack, config: Config) -> _Stages:
+    stage1 = await stack.enter_async_context(Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s))
+    stage2 = await stack.enter_async_context(Stage2Client(config.stage2, config.pipeline))
+    detector, answerer = await stage1.describe(), await stage2.describe()
+    if detector.clip_length != config.stage1.clip_length:
+        raise ConfigError(
+            f"stage1.clip_length: is {config.stage1.clip_length}, but the model takes {detector.clip_length} frames"
+        )
+    log.info("Stage 1 daemon active: %s (%s) at %s", detector.name, detector.engine, config.stage1.base_url)
+    log.info("Stage 2 daemon active: %s (%s) at %s", answerer.name, answerer.engine, config.stage2.base_url)
+    return _Stages(stage1, stage2, detector, answerer)
+
+
+def _header(job: Job, config: Config, stages: _Stages) -> Header:
+    settings = {
+        "pipeline": config.pipeline.model_dump(exclude={"queue_size", "stage2_window", "retry_for_s"}),
+        "clip": config.stage1.model_dump(include={"clip_length", "sampling_rate", "threshold", "nms_iou"}),
+        "detector": [stages.detector.name, stages.detector.engine, stages.detector.labels],
+        "answerer": [stages.answerer.name, config.stage2.max_tokens],
+    }
+    return Header(source_sha256=sha256_of(job.source), fingerprint=fingerprint(settings))
+
+
+@dataclass
+class _Run:
+    """One run: what was decoded, what is in flight, what is settled."""
+
+    job: Job
+    config: Config
+    recorder: TimingRecorder
+    journal: Journal
+    records: Records
+    stages: _Stages
+    decoder: Decoder
+    observer: Observer
+
+    def __post_init__(self) -> None:
+        settings = self.config.pipeline
+        self.tracker = SlotTracker(settings.slot_frames)
+        self.permits = asyncio.Semaphore(self.config.stage1.max_in_flight)
+        self.ready: asyncio.Queue[tuple[ReadySlot, float] | None] = asyncio.Queue(settings.queue_size)
+        self.batches = 0
+        self.active = 0
+
+    async def conduct(self) -> Results:
+        """Run to the end, whichever it is, and write results.json."""
+        try:
+            await self._flow()
+        except asyncio.CancelledError:
+            self._finish("cancelled", None)
+            raise
+        except BaseExceptionGroup as group:
+            fatal = _first_of_ours(group)
+            if fatal is None:
+                raise
+            self._finish("failed", str(fatal))
+            raise fatal from group
+        return self._finish(None, None)
+
+    async def _flow(self) -> None:
+        window = self.config.pipeline.stage2_window
+        async with asyncio.TaskGroup() as group:
+            for number in range(window):
+                group.create_task(self._consume(), name=f"consumer-{number}")
+            async with asyncio.TaskGroup() as stage1:
+                await self._produce(stage1)
+            # End markers on the normal path only: after a failure the group's cancellation is the signal.
+            for _ in range(window):
+                await self.ready.put(None)
+
+    async def _produce(self, stage1: asyncio.TaskGroup) -> None:
+        """Decode, form batches, and send each as soon as a permit is free."""
+        batch: list[KeyframeClip] = []
+        expected = self._frames_expected()
+        while (clip := await self.decoder.next_clip()) is not None:
+            self.observer.decoded(self.decoder.report.frames_grid, expected)
+            self.tracker.expect(clip.key_index, clip.jpeg)
+            known = self.records.keyframes.get(clip.key_index)
+            if known is not None:
+                await self._settle(known, new=False)
+                continue
+            batch.append(clip)
+            if len(batch) == self.config.stage1.batch_size:
+                await self._dispatch(stage1, batch)
+                batch = []
+        if batch:
+            await self._dispatch(stage1, batch)
+        self.observer.decoded(self.decoder.report.frames_grid, self.decoder.report.frames_grid)
+        await self._offer(self.tracker.close())
+
+    def _frames_expected(self) -> int | None:
+        duration, fps = self.decoder.info.duration_s, self.config.pipeline.grid_fps or self.decoder.info.fps
+        return None if duration is None or fps is None else round(duration * fps)
+
+    async def _dispatch(self, stage1: asyncio.TaskGroup, batch: list[KeyframeClip]) -> None:
+        await self.permits.acquire()
+        number = self.batches
+        self.batches += 1
+        log.info("Stage 1 batch %d dispatched: keyframes %s", number, [clip.key_index for clip in batch])
+        stage1.create_task(self._detect(number, batch), name=f"batch-{number}")
+
+    async def _detect(self, number: int, batch: list[KeyframeClip]) -> None:
+        try:
+            records = await self._ask_detector(number, batch)
+            for record in records:
+                await self._settle(record, new=True)
+        finally:
+            self.permits.release()
+
+    async def _ask_detector(self, number: int, batch: list[KeyframeClip]) -> list[KeyframeRecord]:
+        key = f"{self.job.job_id}/batch-{number}"
+        try:
+            found = await self.stages.stage1.detect([clip.clip for clip in batch], key=key)
+        except StageUnreachable:
+            raise
+        except (StageError, RequestError) as error:
+            log.warning("Stage 1 batch %d failed: %s", number, error)
+            reason = f"{error.code}: {error}"
+            return [
+                KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="failed", reason=reason)
+                for clip in batch
+            ]
+        _record_times(self.recorder, "stage1", found.times, batch=number)
+        log.info("Stage 1 batch %d processed in %.3f s", number, found.times.done - found.times.sent)
+        return [self._keyframe(clip, findings) for clip, findings in zip(batch, found.clips, strict=True)]
+
+    def _keyframe(self, clip: KeyframeClip, findings: ClipFindings | BadReply) -> KeyframeRecord:
+        if isinstance(findings, BadReply):
+            reason = f"{findings.code}: {findings}"
+            return KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="failed", reason=reason)
+        detections = findings.detections(
+            self.stages.detector.labels,
+            threshold=self.config.stage1.threshold,
+            size=(self.decoder.info.width, self.decoder.info.height),
+        )
+        return KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="ok", detections=detections)
+
+    async def _settle(self, record: KeyframeRecord, *, new: bool) -> None:
+        if new:
+            self.records.add(record)
+            self.journal.append(record)
+        self.observer.settled(record)
+        await self._offer(self.tracker.settle(record))
+
+    async def _offer(self, slot: ReadySlot | None) -> None:
+        """Hand a ready slot on to Stage 2, unless it is settled already or need not be asked."""
+        if slot is None:
+            return
+        settled = self.records.slots.get(slot.index)
+        if settled is not None:
+            self.observer.settled(settled)
+        elif slot.has_failed:
+            self._record(slot, "failed", reason="stage1_failed")
+        elif self.config.pipeline.gate == "detections" and not slot.has_findings:
+            self._record(slot, "skipped", reason="gate: no detections")
+        else:
+            log.info(
+                "Slot %d-frame ready for Keyframe Index %d (slot %d)",
+                len(slot.images),
+                slot.key_indices[-1],
+                slot.index,
+            )
+            await self.ready.put((slot, time.perf_counter()))
+
+    async def _consume(self) -> None:
+        window = self.config.pipeline.stage2_window
+        while (taken := await self.ready.get()) is not None:
+            slot, since = taken
+            self.active += 1
+            try:
+                log.info("Active VLM Semaphore count: %d/%d (slot %d)", self.active, window, slot.index)
+                await self._evaluate(slot, since)
+            finally:
+                self.active -= 1
+
+    async def _evaluate(self, slot: ReadySlot, since: float) -> None:
+        begun = time.perf_counter()
+        self.recorder.add("slot_wait", since, begun, slot=slot.index)
+        findings = tuple(record.detections for record in slot.keyframes)
+        question = Question(slot.images, findings, self.stages.detector.labels)
+        key = f"{self.job.job_id}/slot-{slot.index}"
+        try:
+            asked, times = await self.stages.stage2.evaluate(question, model=self.stages.answerer.name, key=key)
+        except StageUnreachable:
+            raise
+        except DeadlineShed as error:
+            self._record(slot, "shed", reason=f"{error.code}: {error}")
+            return
+        except (StageError, RequestError) as error:
+            log.warning("Slot %d failed: %s", slot.index, error)
+            self._record(
+                slot, "failed", reason=f"{error.code}: {error}", attempts=int(not isinstance(error, QueueFull))
+            )
+            return
+        duration_s = time.perf_counter() - begun
+        if times is not None:
+            _record_times(self.recorder, "stage2", times, slot=slot.index)
+        log.info("Slot %d: VLM took %.2f s, sends %d", slot.index, duration_s, asked.attempts)
+        self._record_answer(slot, asked, times, duration_s)
+
+    def _record_answer(self, slot: ReadySlot, asked: Asked, times: StageTimes | None, duration_s: float) -> None:
+        problem = asked.problem
+        self._record(
+            slot,
+            "failed" if asked.answer is None else "ok",
+            reason=None if problem is None else f"{problem.code}: {problem}",
+            answer=None if asked.answer is None else asked.answer.body,
+            confidence=None if asked.answer is None else asked.answer.confidence,
+            raw_text=asked.raw_text,
+            finish_reason=asked.finish_reason,
+            attempts=asked.attempts,
+            queue_wait_s=None if times is None else times.queue_s,
+            duration_s=duration_s,
+        )
+
+    def _record(self, slot: ReadySlot, state: SlotState, **outcome: Any) -> None:  # noqa: ANN401 - fields of SlotRecord
+        record = SlotRecord(
+            index=slot.index,
+            key_indices=slot.key_indices,
+            start_s=slot.keyframes[0].time_s,
+            end_s=slot.keyframes[-1].time_s,
+            state=state,
+            **outcome,
+        )
+        self.records.add(record)
+        self.journal.append(record)
+        self.observer.settled(record)
+
+    def _finish(self, state: RunState | None, error: str | None) -> Results:
+        results = report.build_results(
+            source=self.job.source,
+            video=self.decoder.info,
+            extraction=self.decoder.report,
+            models={"stage1": self.stages.detector.as_dict(), "stage2": self.stages.answerer.as_dict()},
+            records=self.records,
+            batches=self.batches,
+            spans=self.recorder.spans,
+            wall_s=self.recorder.elapsed(),
+            ended=(state, error),
+        )
+        write_results(self.job.out, results)
+        log.info("Total wall-clock time: %.2f s (%s)", results.timing.wall_s, results.state)
+        return results
+
+
+def _record_times(recorder: TimingRecorder, stage: str, times: StageTimes, **ids: int) -> None:
+    """Spans of one request: the stage's own word on waiting and running where it gave one, else all of it as run."""
+    run_from = times.sent if times.run_s is None else max(times.sent, times.done - times.run_s)
+    recorder.add(f"{stage}_wait", times.sent, run_from, **ids)
+    recorder.add(f"{stage}_run", run_from, times.done, **ids)
+
+
+def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> ZroactError | None:
+    """The first error of the tree, if the group holds nothing else."""
+    ours, others = group.split(ZroactError)
+    if ours is None or others is not None:
+        return None
+    error: BaseException = ours
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, ZroactError) else None
+
+
+if __name__ == "__main__":
+    from pipeline_ver2.command import main
+
+    sys.exit(main())

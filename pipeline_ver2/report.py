@@ -1,0 +1,219 @@
+"""What a run leaves behind: results, the summary, and the timeline as Chrome trace and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pipeline_ver2.main import ExtractionReport, Span, VideoInfo
+from pipeline_ver2.results import Counts, KeyframeRecord, Records, Results, RunState, SlotRecord, Timing, VideoRecord
+
+TRACE_NAME = "timeline.json"
+PICTURE_NAME = "timeline.svg"
+
+# Rows of the timeline, top to bottom, with the colour of each kind of span.
+_ROWS = {
+    "decode": "#8da0cb",
+    "preprocess": "#a6d854",
+    "stage1_wait": "#fdd0a2",
+    "stage1_run": "#e6550d",
+    "slot_wait": "#dadaeb",
+    "stage2_wait": "#9ecae1",
+    "stage2_run": "#3182bd",
+}
+
+
+def build_results(
+    *,
+    source: Path,
+    video: VideoInfo,
+    extraction: ExtractionReport,
+    models: dict[str, dict[str, Any]],
+    records: Records,
+    batches: int,
+    spans: Sequence[Span],
+    wall_s: float,
+    ended: tuple[RunState | None, str | None] = (None, None),
+) -> Results:
+    """Put the results together.
+
+    Args:
+        source: The video file.
+        video: What was found in its header.
+        extraction: What was decoded.
+        models: What each stage says of its model.
+        records: Keyframes and slots.
+        batches: Stage 1 requests sent.
+        spans: Times, in seconds from the call of the orchestrator.
+        wall_s: Time since the call.
+        ended: State and error of a run that did not reach its end; (None, None) lets the records decide.
+    """
+    keyframes = tuple(record for _, record in sorted(records.keyframes.items()))
+    slots = tuple(record for _, record in sorted(records.slots.items()))
+    state, error = ended
+    return Results(
+        state=state or _state(slots, extraction),
+        error=error,
+        source=source.name,
+        video=VideoRecord(
+            width=video.width,
+            height=video.height,
+            duration_s=video.duration_s,
+            fps=video.fps,
+            rotation=video.rotation,
+            timestamps=video.timestamps,
+        ),
+        models=models,
+        keyframes=keyframes,
+        slots=slots,
+        counts=_counts(extraction, keyframes, slots, batches),
+        timing=_timing(spans, wall_s),
+        warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings),
+    )
+
+
+def write_timeline(folder: Path, spans: Sequence[Span]) -> Path:
+    """Write the spans as a Chrome trace (https://ui.perfetto.dev opens it); times in microseconds."""
+    rows = {name: number for number, name in enumerate(_ROWS)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
+        for name, number in rows.items()
+    ]
+    events += [
+        {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.name.split("_")[0],
+            "pid": 1,
+            "tid": rows.get(span.name, len(rows)),
+            "ts": round(span.start * 1e6),
+            "dur": round((span.end - span.start) * 1e6),
+            "args": dict(span.attributes),
+        }
+        for span in spans
+    ]
+    path = folder / TRACE_NAME
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return path
+
+
+def draw_timeline(folder: Path, spans: Sequence[Span]) -> Path:
+    """Draw both stages over time as an SVG picture. Call it when the clock has stopped: it takes a second."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    axes = figure.subplots()
+    for row, (name, colour) in enumerate(_ROWS.items()):
+        bars = [(span.start, span.end - span.start) for span in spans if span.name == name]
+        axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
+    axes.set_yticks(range(len(_ROWS)), [name.replace("_", " ") for name in _ROWS])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds from the call of the pipeline")
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    axes.set_title("Both stages over time")
+    path = folder / PICTURE_NAME
+    figure.savefig(path)
+    return path
+
+
+def summary_table(results: Results) -> Table:
+    """The summary people see at the end of a run."""
+    counts, timing = results.counts, results.timing
+    table = Table(title=f"{results.source}: {results.state}", show_header=False)
+    slots = ", ".join(
+        f"{number} {name}"
+        for name in ("ok", "failed", "skipped", "shed", "dropped")
+        if (number := getattr(counts, name)) or name == "ok"
+    )
+    table.add_row("frames", f"{counts.frames_decoded} decoded, {counts.frames_grid} on the grid")
+    table.add_row("keyframes", f"{counts.keyframes} in {counts.batches} Stage 1 batches")
+    table.add_row("slots", f"{counts.slots}: {slots}")
+    table.add_row("wall time", f"{timing.wall_s:.2f} s")
+    table.add_row("first answer", _seconds(timing.first_answer_s))
+    table.add_row(
+        "Stage 2 began / Stage 1 ended", f"{_seconds(timing.stage2_began_s)} / {_seconds(timing.stage1_ended_s)}"
+    )
+    for name, busy_s in timing.busy_s.items():
+        table.add_row(f"  {name.replace('_', ' ')}", f"{busy_s:.2f} s")
+    for slot in results.slots:
+        table.add_row(f"slot {slot.index}, {slot.start_s:.2f}-{slot.end_s:.2f} s", outcome_of(slot))
+    for warning in results.warnings:
+        table.add_row("warning", warning)
+    return table
+
+
+def busy_seconds(spans: Iterable[Span]) -> float:
+    """Length of the union of the spans: the time in which at least one was running."""
+    total, reach = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.start):
+        total += max(0.0, span.end - max(reach, span.start))
+        reach = max(reach, span.end)
+    return total
+
+
+def _state(slots: Sequence[SlotRecord], extraction: ExtractionReport) -> RunState:
+    whole = all(slot.state in {"ok", "skipped"} for slot in slots)
+    return "succeeded" if whole and not extraction.damaged else "partial"
+
+
+def _counts(
+    extraction: ExtractionReport, keyframes: Sequence[KeyframeRecord], slots: Sequence[SlotRecord], batches: int
+) -> Counts:
+    states = Counter(slot.state for slot in slots)
+    return Counts(
+        frames_decoded=extraction.frames_decoded,
+        frames_grid=extraction.frames_grid,
+        keyframes=len(keyframes),
+        batches=batches,
+        slots=len(slots),
+        ok=states["ok"],
+        failed=states["failed"],
+        skipped=states["skipped"],
+        shed=states["shed"],
+        dropped=states["dropped"],
+    )
+
+
+def _timing(spans: Sequence[Span], wall_s: float) -> Timing:
+    def ends(name: str) -> list[float]:
+        return [span.end for span in spans if span.name == name]
+
+    return Timing(
+        wall_s=wall_s,
+        first_answer_s=min(ends("stage2_run"), default=None),
+        stage1_ended_s=max(ends("stage1_run"), default=None),
+        stage2_began_s=min((span.start for span in spans if span.name == "stage2_run"), default=None),
+        busy_s={name: busy_seconds(span for span in spans if span.name == name) for name in _ROWS},
+    )
+
+
+def _damage(extraction: ExtractionReport) -> list[str]:
+    return [f"damaged from {start:.2f} s to {end:.2f} s; decoded on after it" for start, end in extraction.damaged]
+
+
+def _model_warnings(models: dict[str, dict[str, Any]]) -> list[str]:
+    warnings = [f"{stage}: {told['note']}" for stage, told in models.items() if told.get("note")]
+    return warnings + [
+        f"{stage} is emulated: its results mean nothing"
+        for stage, told in models.items()
+        if told["engine"] == "emulated"
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def outcome_of(slot: SlotRecord) -> str:
+    """A slot in one line: its action, confidence and description, or why there is none."""
+    if slot.answer is None:
+        return f"{slot.state}: {slot.reason}"
+    confidence = "" if slot.confidence is None else f" ({slot.confidence:.2f})"
+    told = slot.answer.get("action", json.dumps(slot.answer))
+    return f"{told}{confidence} {slot.answer.get('description', '')}"
