@@ -6,6 +6,7 @@ ZroactError
 ├── ResultsError        an output folder that cannot be used: taken, locked, of another run
 ├── RequestError        a request that does not fit its contract
 │   ├── BodyTooLarge
+│   ├── UnknownModel    a model that is not served here
 │   └── MediaPathError  a path outside the media roots, or unreadable
 ├── AnswerError         a reply of the vision-language model that is no valid answer
 └── StageError          a stage did not do its work
@@ -62,6 +63,13 @@ class BodyTooLarge(RequestError):
 
     code = "body_too_large"
     http_status = 413
+
+
+class UnknownModel(RequestError):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+    http_status = 404
 
 
 class MediaPathError(RequestError):

@@ -98,11 +98,16 @@ class EvaluateImage(WireModel):
 
 
 class EvaluateRequest(WireModel):
-    """Body of `POST /evaluate`. `detections` holds Stage 1's findings, one list per image."""
+    """Body of `POST /evaluate`. `detections` holds Stage 1's findings, one list per image.
+
+    `labels` are the actions the answer may name. They can be left out if `schema` is given, or if the embedded demo
+    model is served, whose labels are known.
+    """
 
     slot_id: str
     images: tuple[EvaluateImage, ...] = Field(min_length=1, max_length=16)
     detections: tuple[tuple[Detection, ...], ...] = ()
+    labels: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=1000)
     prompt: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
