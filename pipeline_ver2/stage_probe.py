@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ StageName = Literal["stage1", "stage2"]
 
 _ASK_TIMEOUT_S = 15.0
 _ALIVE_TIMEOUT_S = 3.0
+_CONNECT_TIMEOUT_S = 3.0
 
 _TITLES: dict[StageName, str] = {"stage1": "Stage 1", "stage2": "Stage 2"}
 _READY_PATHS: dict[StageName, tuple[str, ...]] = {
@@ -88,11 +90,14 @@ async def find_stage(session: aiohttp.ClientSession, address: Address) -> Findin
                 continue
             if status != 200:
                 return Finding("starting", f"GET {path} answers {status}")
-            if path == "/readyz" and await _status(session, address.url + _IDENTITY_PATHS[address.stage]) != 200:
-                return Finding("foreign", f"it is ready, but has no {_IDENTITY_PATHS[address.stage]}")
+            identity = _IDENTITY_PATHS[address.stage]
+            if path == "/readyz" and await _status(session, address.url + identity, _ASK_TIMEOUT_S) != 200:
+                return Finding("foreign", f"it is ready, but has no {identity}")
             return Finding("ready")
     except aiohttp.ClientConnectorError as error:
-        return Finding("absent", str(error.os_error.strerror or error.os_error))
+        return Finding("absent", os.strerror(error.errno) if error.errno else str(error.os_error))
+    except aiohttp.ConnectionTimeoutError:
+        return Finding("absent", f"no connection within {_CONNECT_TIMEOUT_S:g} s")
     except TimeoutError:
         return await _silent(session, address)
     except aiohttp.ClientError as error:
@@ -100,8 +105,8 @@ async def find_stage(session: aiohttp.ClientSession, address: Address) -> Findin
     return Finding("foreign", f"it is a web server without {' or '.join(_READY_PATHS[address.stage])}")
 
 
-async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float = _ALIVE_TIMEOUT_S) -> int:
-    limits = aiohttp.ClientTimeout(total=timeout_s)
+async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int:
+    limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
     async with session.get(url, timeout=limits, allow_redirects=False) as reply:
         return reply.status
 
@@ -109,7 +114,7 @@ async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float = _
 async def _silent(session: aiohttp.ClientSession, address: Address) -> Finding:
     """A readiness answer may take long while an engine works; being alive may not."""
     try:
-        status = await _status(session, address.url + "/livez")
+        status = await _status(session, address.url + "/livez", _ALIVE_TIMEOUT_S)
     except (aiohttp.ClientError, TimeoutError):
         return Finding("foreign", "it takes connections and answers nothing")
     return Finding("starting", f"no answer on readiness in {_ASK_TIMEOUT_S:g} s, GET /livez answers {status}")

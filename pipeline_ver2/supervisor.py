@@ -169,7 +169,7 @@ class Supervisor:
             await self._reap()
             if self._session is not None:
                 await self._session.close()
-            await asyncio.to_thread(self._config_file.unlink, missing_ok=True)
+            await asyncio.to_thread(_remove, self._config_file)
 
     async def _end_daemons(self) -> None:
         running = [daemon for daemon in self._daemons.values() if daemon.process.returncode is None]
@@ -310,6 +310,11 @@ def write_effective_config(config: Config, file: Path) -> None:
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         json.dump(absolute.model_dump(mode="json"), stream, indent=2)
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
 
 
 def _open_log(file: Path) -> BinaryIO:
