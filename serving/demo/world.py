@@ -11,6 +11,7 @@ interesting (a fall, a change of action) happens near it; take clips and slots a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from serving.demo.scene import Camera, Person, Scene
 from serving.demo.skeleton import LABELS, Action, Vector, sample_style
 
 __all__ = ["ASPECTS", "GRID_FPS", "LABELS", "NOTABLE", "VISIBLE", "Action", "Camera", "Person", "Scene"]
-__all__ += ["grid_times", "most_notable", "sample_aspect", "sample_scene", "sample_source_fps"]
+__all__ += ["grid_times", "most_notable", "sample_aspect", "sample_scene", "sample_source_fps", "slot_action"]
 
 GRID_FPS = 30
 VISIBLE = 0.35
@@ -70,6 +71,21 @@ def grid_times(frames: Sequence[int], source_fps: float, start_s: float) -> Vect
 def most_notable(actions: Sequence[Action]) -> Action | None:
     """The most notable of some actions; None if there are none."""
     return min(actions, key=NOTABLE.index, default=None)
+
+
+def slot_action(images: Sequence[Sequence[Person]]) -> Action | None:
+    """The action of a slot: what its pictures, taken together, show.
+
+    Somebody counts if it is well visible in at least two of the pictures (in one, if there is only one). Its action is
+    the one it shows in most of those, the more notable one of equals. The most notable action of all people is the
+    slot's; None means that nobody counts.
+    """
+    shown: dict[int, list[Action]] = {}
+    for person in (person for image in images for person in image if person.visible > VISIBLE):
+        shown.setdefault(person.actor, []).append(person.action)
+    needed = min(2, len(images))
+    counts = [Counter(actions) for actions in shown.values() if len(actions) >= needed]
+    return most_notable([min(count, key=lambda action: (-count[action], NOTABLE.index(action))) for count in counts])
 
 
 def sample_scene(
