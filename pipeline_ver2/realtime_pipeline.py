@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-import time
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 try:
     from pipeline_ver2 import report
@@ -29,8 +26,6 @@ from pipeline_ver2.decoder import Decoder, KeyframeClip
 from pipeline_ver2.errors import (
     BadReply,
     ConfigError,
-    DeadlineShed,
-    QueueFull,
     RequestError,
     StageError,
     StageUnreachable,
@@ -39,7 +34,7 @@ from pipeline_ver2.errors import (
 from pipeline_ver2.findings import ClipFindings
 from pipeline_ver2.job import Job, Observer, Silent
 from pipeline_ver2.main import TimingRecorder
-from pipeline_ver2.prompts import Asked, Question, check_settings
+from pipeline_ver2.prompts import check_settings
 from pipeline_ver2.results import (
     Header,
     Journal,
@@ -48,7 +43,6 @@ from pipeline_ver2.results import (
     Results,
     RunState,
     SlotRecord,
-    SlotState,
     fingerprint,
     sha256_of,
     write_results,
@@ -192,7 +186,8 @@ class _Run:
             self.tracker.expect(clip.key_index, clip.jpeg)
             known = self.records.keyframes.get(clip.key_index)
             if known is not None:
-                await self._settle(known, new=False)
+                self.observer.settled(known)
+                await self._offer(self.tracker.settle(known))
                 continue
             batch.append(clip)
             if len(batch) == self.config.stage1.batch_size:
@@ -218,7 +213,8 @@ class _Run:
         try:
             records = await self._ask_detector(number, batch)
             for record in records:
-                await self._settle(record, new=True)
+                self._record(record)
+                await self._offer(self.tracker.settle(record))
         finally:
             self.permits.release()
 
@@ -236,7 +232,7 @@ class _Run:
                 for clip in batch
             ]
         _record_times(self.recorder, "stage1", found.times, batch=number)
-        log.info("Stage 1 batch %d processed in %.3f s", number, found.times.done - found.times.sent)
+        log.info("Stage 1 batch %d processed in %.3f s", number, found.times.total_s)
         return [self._keyframe(clip, findings) for clip, findings in zip(batch, found.clips, strict=True)]
 
     def _keyframe(self, clip: KeyframeClip, findings: ClipFindings | BadReply) -> KeyframeRecord:
@@ -250,32 +246,20 @@ class _Run:
         )
         return KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="ok", detections=detections)
 
-    async def _settle(self, record: KeyframeRecord, *, new: bool) -> None:
-        if new:
-            self.records.add(record)
-            self.journal.append(record)
-        self.observer.settled(record)
-        await self._offer(self.tracker.settle(record))
-
     async def _offer(self, slot: ReadySlot | None) -> None:
         """Hand a ready slot on to Stage 2, unless it is settled already or need not be asked."""
         if slot is None:
             return
         settled = self.records.slots.get(slot.index)
+        unasked = slot.unasked(self.config.pipeline.gate)
         if settled is not None:
             self.observer.settled(settled)
-        elif slot.has_failed:
-            self._record(slot, "failed", reason="stage1_failed")
-        elif self.config.pipeline.gate == "detections" and not slot.has_findings:
-            self._record(slot, "skipped", reason="gate: no detections")
+        elif unasked is not None:
+            self._record(unasked)
         else:
-            log.info(
-                "Slot %d-frame ready for Keyframe Index %d (slot %d)",
-                len(slot.images),
-                slot.key_indices[-1],
-                slot.index,
-            )
-            await self.ready.put((slot, time.perf_counter()))
+            frames, last = len(slot.images), slot.key_indices[-1]
+            log.info("Slot %d-frame ready for Keyframe Index %d (slot %d)", frames, last, slot.index)
+            await self.ready.put((slot, self.recorder.now()))
 
     async def _consume(self) -> None:
         window = self.config.pipeline.stage2_window
@@ -289,54 +273,24 @@ class _Run:
                 self.active -= 1
 
     async def _evaluate(self, slot: ReadySlot, since: float) -> None:
-        begun = time.perf_counter()
+        begun = self.recorder.now()
         self.recorder.add("slot_wait", since, begun, slot=slot.index)
-        findings = tuple(record.detections for record in slot.keyframes)
-        question = Question(slot.images, findings, self.stages.detector.labels)
-        key = f"{self.job.job_id}/slot-{slot.index}"
+        question, key = slot.question(self.stages.detector.labels), f"{self.job.job_id}/slot-{slot.index}"
         try:
             asked, times = await self.stages.stage2.evaluate(question, model=self.stages.answerer.name, key=key)
         except StageUnreachable:
             raise
-        except DeadlineShed as error:
-            self._record(slot, "shed", reason=f"{error.code}: {error}")
-            return
         except (StageError, RequestError) as error:
-            log.warning("Slot %d failed: %s", slot.index, error)
-            self._record(
-                slot, "failed", reason=f"{error.code}: {error}", attempts=int(not isinstance(error, QueueFull))
-            )
+            log.warning("Slot %d refused: %s", slot.index, error)
+            self._record(slot.refused(error))
             return
-        duration_s = time.perf_counter() - begun
+        duration_s = self.recorder.now() - begun
         if times is not None:
             _record_times(self.recorder, "stage2", times, slot=slot.index)
         log.info("Slot %d: VLM took %.2f s, sends %d", slot.index, duration_s, asked.attempts)
-        self._record_answer(slot, asked, times, duration_s)
+        self._record(slot.answered(asked, times, duration_s))
 
-    def _record_answer(self, slot: ReadySlot, asked: Asked, times: StageTimes | None, duration_s: float) -> None:
-        problem = asked.problem
-        self._record(
-            slot,
-            "failed" if asked.answer is None else "ok",
-            reason=None if problem is None else f"{problem.code}: {problem}",
-            answer=None if asked.answer is None else asked.answer.body,
-            confidence=None if asked.answer is None else asked.answer.confidence,
-            raw_text=asked.raw_text,
-            finish_reason=asked.finish_reason,
-            attempts=asked.attempts,
-            queue_wait_s=None if times is None else times.queue_s,
-            duration_s=duration_s,
-        )
-
-    def _record(self, slot: ReadySlot, state: SlotState, **outcome: Any) -> None:  # noqa: ANN401 - fields of SlotRecord
-        record = SlotRecord(
-            index=slot.index,
-            key_indices=slot.key_indices,
-            start_s=slot.keyframes[0].time_s,
-            end_s=slot.keyframes[-1].time_s,
-            state=state,
-            **outcome,
-        )
+    def _record(self, record: KeyframeRecord | SlotRecord) -> None:
         self.records.add(record)
         self.journal.append(record)
         self.observer.settled(record)
@@ -350,7 +304,7 @@ class _Run:
             records=self.records,
             batches=self.batches,
             spans=self.recorder.spans,
-            wall_s=self.recorder.elapsed(),
+            wall_s=self.recorder.now(),
             ended=(state, error),
         )
         write_results(self.job.out, results)
@@ -359,10 +313,12 @@ class _Run:
 
 
 def _record_times(recorder: TimingRecorder, stage: str, times: StageTimes, **ids: int) -> None:
-    """Spans of one request: the stage's own word on waiting and running where it gave one, else all of it as run."""
-    run_from = times.sent if times.run_s is None else max(times.sent, times.done - times.run_s)
-    recorder.add(f"{stage}_wait", times.sent, run_from, **ids)
-    recorder.add(f"{stage}_run", run_from, times.done, **ids)
+    """Spans of a request just answered: the stage's own word on running where it gave one, else all of it."""
+    done = recorder.now()
+    sent = done - times.total_s
+    run_from = sent if times.run_s is None else max(sent, done - times.run_s)
+    recorder.add(f"{stage}_wait", sent, run_from, **ids)
+    recorder.add(f"{stage}_run", run_from, done, **ids)
 
 
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> ZroactError | None:
@@ -379,4 +335,4 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> ZroactError | No
 if __name__ == "__main__":
     from pipeline_ver2.command import main
 
-    sys.exit(main())
+    main()

@@ -91,8 +91,8 @@ def write_timeline(folder: Path, spans: Sequence[Span]) -> Path:
             "cat": span.name.split("_")[0],
             "pid": 1,
             "tid": rows.get(span.name, len(rows)),
-            "ts": round(span.start * 1e6),
-            "dur": round((span.end - span.start) * 1e6),
+            "ts": round(span.start_s * 1e6),
+            "dur": round((span.end_s - span.start_s) * 1e6),
             "args": dict(span.attributes),
         }
         for span in spans
@@ -109,7 +109,7 @@ def draw_timeline(folder: Path, spans: Sequence[Span]) -> Path:
     figure = Figure(figsize=(12, 4), layout="constrained")
     axes = figure.subplots()
     for row, (name, colour) in enumerate(_ROWS.items()):
-        bars = [(span.start, span.end - span.start) for span in spans if span.name == name]
+        bars = [(span.start_s, span.end_s - span.start_s) for span in spans if span.name == name]
         axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
     axes.set_yticks(range(len(_ROWS)), [name.replace("_", " ") for name in _ROWS])
     axes.invert_yaxis()
@@ -151,9 +151,9 @@ def summary_table(results: Results) -> Table:
 def busy_seconds(spans: Iterable[Span]) -> float:
     """Length of the union of the spans: the time in which at least one was running."""
     total, reach = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.start):
-        total += max(0.0, span.end - max(reach, span.start))
-        reach = max(reach, span.end)
+    for span in sorted(spans, key=lambda span: span.start_s):
+        total += max(0.0, span.end_s - max(reach, span.start_s))
+        reach = max(reach, span.end_s)
     return total
 
 
@@ -182,13 +182,13 @@ def _counts(
 
 def _timing(spans: Sequence[Span], wall_s: float) -> Timing:
     def ends(name: str) -> list[float]:
-        return [span.end for span in spans if span.name == name]
+        return [span.end_s for span in spans if span.name == name]
 
     return Timing(
         wall_s=wall_s,
         first_answer_s=min(ends("stage2_run"), default=None),
         stage1_ended_s=max(ends("stage1_run"), default=None),
-        stage2_began_s=min((span.start for span in spans if span.name == "stage2_run"), default=None),
+        stage2_began_s=min((span.start_s for span in spans if span.name == "stage2_run"), default=None),
         busy_s={name: busy_seconds(span for span in spans if span.name == name) for name in _ROWS},
     )
 

@@ -47,10 +47,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """When a request left and its reply was here (`time.perf_counter`), and what the stage says of it, in seconds."""
+    """How long a request took from its sending to its whole reply, and what the stage says of it; seconds."""
 
-    sent: float
-    done: float
+    total_s: float
     queue_s: float | None
     run_s: float | None
 
@@ -141,6 +140,16 @@ class StageClient:
         if self._session is not None:
             await self._session.close()
 
+    async def post_json(self, path: str, body: bytes, *, key: str) -> Reply:
+        """POST a JSON body, waiting while the stage is away.
+
+        Raises:
+            StageError: What became of it; see the module's words on waiting and sends.
+            RequestError: The stage refused the request.
+        """
+        headers = {wire.IDEMPOTENCY_HEADER: key, "Content-Type": "application/json"}
+        return await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
+
     async def _request(
         self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
@@ -163,7 +172,7 @@ class StageClient:
         if response.status != 200:
             raise _error_of(where, response.status, response.headers, content)
         queue_s, run_s = wire.parse_server_timing(response.headers.get(wire.SERVER_TIMING_HEADER))
-        return Reply(response.headers, content, StageTimes(sent, time.perf_counter(), queue_s, run_s))
+        return Reply(response.headers, content, StageTimes(time.perf_counter() - sent, queue_s, run_s))
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         content = bytearray()
@@ -312,11 +321,8 @@ class Stage2Client(StageClient):
 
         async def send(body: dict[str, Any], variant: int) -> Mapping[str, Any]:
             nonlocal times
-            headers = {wire.IDEMPOTENCY_HEADER: f"{key}/{variant}", "Content-Type": "application/json"}
             encoded = await asyncio.to_thread(lambda: json.dumps(body).encode())
-            reply = await self._waiting(
-                lambda: self._request("POST", "/v1/chat/completions", body=encoded, headers=headers)
-            )
+            reply = await self.post_json("/v1/chat/completions", encoded, key=f"{key}/{variant}")
             times = reply.times
             return reply.json()
 

@@ -1,12 +1,15 @@
-"""Keeps count of which keyframes of which slot have a Stage 1 result."""
+"""Slots: which keyframes of which slot have a Stage 1 result, and what becomes of a slot that is ready."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from pipeline_ver2.prompts import SlotImage
-from pipeline_ver2.results import KeyframeRecord
+from pipeline_ver2.errors import DeadlineShed, QueueFull, RequestError, StageError
+from pipeline_ver2.prompts import Asked, Question, SlotImage
+from pipeline_ver2.results import KeyframeRecord, SlotRecord, SlotState
+from pipeline_ver2.stage_clients import StageTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,48 @@ class ReadySlot:
         """The keyframes' numbers, the last one repeated where the slot was filled up."""
         return tuple(record.key_index for record in self.keyframes)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether Stage 1 failed on one of its keyframes."""
-        return any(record.state == "failed" for record in self.keyframes)
+    def question(self, labels: Sequence[str]) -> Question:
+        """What Stage 2 is asked about this slot."""
+        return Question(self.images, tuple(record.detections for record in self.keyframes), tuple(labels))
 
-    @property
-    def has_findings(self) -> bool:
-        """Whether Stage 1 found somebody."""
-        return any(record.detections for record in self.keyframes)
+    def unasked(self, gate: Literal["all", "detections"]) -> SlotRecord | None:
+        """The record of a slot that Stage 2 is not asked about; None if it is to be asked."""
+        if any(record.state == "failed" for record in self.keyframes):
+            return self._record("failed", reason="stage1_failed")
+        if gate == "detections" and not any(record.detections for record in self.keyframes):
+            return self._record("skipped", reason="gate: no detections")
+        return None
+
+    def answered(self, asked: Asked, times: StageTimes | None, duration_s: float) -> SlotRecord:
+        """The record of a slot that was asked about, whether or not a valid answer came."""
+        problem, answer = asked.problem, asked.answer
+        return self._record(
+            "failed" if answer is None else "ok",
+            reason=None if problem is None else f"{problem.code}: {problem}",
+            answer=None if answer is None else answer.body,
+            confidence=None if answer is None else answer.confidence,
+            raw_text=asked.raw_text,
+            finish_reason=asked.finish_reason,
+            attempts=asked.attempts,
+            queue_wait_s=None if times is None else times.queue_s,
+            duration_s=duration_s,
+        )
+
+    def refused(self, error: StageError | RequestError) -> SlotRecord:
+        """The record of a slot that Stage 2 refused to take."""
+        state: SlotState = "shed" if isinstance(error, DeadlineShed) else "failed"
+        attempts = int(not isinstance(error, QueueFull | DeadlineShed))
+        return self._record(state, reason=f"{error.code}: {error}", attempts=attempts)
+
+    def _record(self, state: SlotState, **outcome: Any) -> SlotRecord:  # noqa: ANN401 - fields of SlotRecord
+        return SlotRecord(
+            index=self.index,
+            key_indices=self.key_indices,
+            start_s=self.keyframes[0].time_s,
+            end_s=self.keyframes[-1].time_s,
+            state=state,
+            **outcome,
+        )
 
 
 @dataclass(slots=True)
