@@ -171,10 +171,24 @@ def open_video(path: Path) -> tuple[InputContainer, VideoStream]:
     Raises:
         VideoError: Missing, empty, truncated before its index, no video at all, or a single picture.
     """
+    container = open_container(path)
+    try:
+        return container, _moving_picture(container, path)
+    except VideoError:
+        container.close()
+        raise
+
+
+def open_container(path: Path) -> InputContainer:
+    """Open a local media file.
+
+    Raises:
+        VideoError: Missing, empty, truncated before its index, a single picture, or no known format.
+    """
     try:
         _refuse_by_content(path)
         # "file:" keeps a colon in the name from being read as a protocol.
-        container = av.open(
+        return av.open(
             f"file:{path.absolute()}",
             metadata_errors="replace",
             container_options={"format_whitelist": _FORMATS, "protocol_whitelist": "file"},
@@ -183,11 +197,6 @@ def open_video(path: Path) -> tuple[InputContainer, VideoStream]:
         raise VideoError(f"{path}: not a video this program can read ({error.strerror})") from error
     except (OSError, ValueError) as error:
         raise VideoError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        return container, _moving_picture(container, path)
-    except VideoError:
-        container.close()
-        raise
 
 
 def _refuse_by_content(path: Path) -> None:

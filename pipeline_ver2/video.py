@@ -70,6 +70,11 @@ class Timeline:
         self._origin: Fraction | None = None
 
     @property
+    def origin(self) -> Fraction:
+        """What the file calls the time that is 0 here."""
+        return self._origin or Fraction(0)
+
+    @property
     def expected(self) -> Fraction:
         """Where the next frame would be at the file's rate."""
         return Fraction(0) if self.last is None else self.last + self.step
@@ -212,6 +217,17 @@ class VideoReader:
         array = converted.to_ndarray().astype(np.uint8, copy=converted is picture)
         return np.ascontiguousarray(self.orientation.apply(np.ascontiguousarray(array)))
 
+    @property
+    def origin_s(self) -> Fraction:
+        """The container's time of the first frame, seconds; known once that was taken."""
+        return self._timeline.origin
+
+    @property
+    def pixel_aspect(self) -> Fraction:
+        """Width / height of one pixel of the upright frame."""
+        aspect = self._stream.sample_aspect_ratio or Fraction(1)
+        return 1 / aspect if self.orientation.transpose else aspect
+
     def close(self) -> None:
         """Release the decoder and the file."""
         self._pictures.close()
@@ -287,7 +303,7 @@ class VideoReader:
             yield f"{self._lead_in} packets before the first whole frame could not be decoded"
         if timeline.repeated:
             yield f"{timeline.repeated} frames with a repeated or earlier timestamp were dropped"
-        if timeline.missing:
+        if timeline.missing and not self._by_decode_order:
             yield f"{timeline.missing} frames without a timestamp were placed by the frame rate"
         if timeline.jumps:
             yield f"the timestamps jump {timeline.jumps} times; the video goes on without the gaps"
