@@ -25,6 +25,11 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+def _client_url(url: str | None, host: str, port: int) -> str:
+    bracketed = f"[{host}]" if ":" in host else host
+    return (url or f"http://{bracketed}:{port}").rstrip("/")
+
+
 def _based_path(value: Path | None, info: ValidationInfo) -> Path | None:
     if value is None:
         return None
@@ -103,7 +108,7 @@ class Stage1Config(_Section):
     @property
     def base_url(self) -> str:
         """Where clients find the daemon."""
-        return (self.url or f"http://{self.host}:{self.port}").rstrip("/")
+        return _client_url(self.url, self.host, self.port)
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Stage1Config:
@@ -142,7 +147,7 @@ class Stage2Config(_Section):
     @property
     def base_url(self) -> str:
         """Where clients find the daemon."""
-        return (self.url or f"http://{self.host}:{self.port}").rstrip("/")
+        return _client_url(self.url, self.host, self.port)
 
     @model_validator(mode="after")
     def _remote_has_url(self) -> Stage2Config:

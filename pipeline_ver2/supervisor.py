@@ -39,6 +39,7 @@ STABLE_S = 60.0
 _POLL_S = 0.1
 _REAP_S = 5.0
 _LOG_TAIL_BYTES = 8192
+_ERROR_MARK = "[ERROR] "
 
 DaemonCommand = Callable[[Address, Path], Sequence[str]]
 
@@ -79,8 +80,9 @@ class _Daemon:
             self.lifeline = None
 
     async def epitaph(self) -> str:
-        """How it ended and the last line it wrote, for a message."""
-        last = await asyncio.to_thread(_last_line, self.log_file, self.log_start)
+        """How it ended and its last words, for a message."""
+        lines = await asyncio.to_thread(_last_lines, self.log_file, self.log_start)
+        last = _last_words(lines, gave_up=(self.process.returncode or 0) > 0)
         return f"{_exit_text(self.process.returncode)}: {last or 'it wrote nothing'} (log: {self.log_file})"
 
 
@@ -339,13 +341,20 @@ def _exit_text(code: int | None) -> str:
     return f"with exit code {code}"
 
 
-def _last_line(log_file: Path, start: int) -> str:
-    """The last line that is not blank after byte `start`; empty if there is none or the log is gone."""
+def _last_lines(log_file: Path, start: int) -> list[str]:
+    """The last lines after byte `start` that are not blank, newest first; none if the log is gone."""
     try:
         with log_file.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(start, size - _LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return []
+    return [line.strip() for line in reversed(lines) if line.strip()]
+
+
+def _last_words(lines: Sequence[str], *, gave_up: bool) -> str:
+    """What a daemon said last; of one that gave up by itself, its last error, which its farewell may follow."""
+    errors = (line.partition(_ERROR_MARK)[2] for line in lines if _ERROR_MARK in line)
+    last = next(iter(lines), "")
+    return next(errors, last) if gave_up else last

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--exit", type=int)
+    parser.add_argument("--last-words", default="error: stage1.model_path: no such file")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--mute", action="store_true", help="never listen")
     parser.add_argument("--child", action="store_true", help="leave a process of its own in the group")
@@ -60,7 +61,7 @@ def main() -> None:
     note(options.folder, f"leaked {leaked}")
     (options.folder / "seen.json").write_text(options.config.read_text())
     if options.exit is not None:
-        sys.stderr.write("loading\nerror: stage1.model_path: no such file\n\n")
+        sys.stderr.write(f"loading\n{options.last_words}\n\n")
         sys.exit(options.exit)
     if not options.mute:
         server = ThreadingHTTPServer((options.host, options.port), Handler)

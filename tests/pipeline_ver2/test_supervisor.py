@@ -161,6 +161,14 @@ async def test_a_daemon_that_ends_while_starting(stage: Stage, code: int, expect
             pass
 
 
+async def test_the_error_a_daemon_gave_up_with(stage: Stage) -> None:
+    """The error line counts, not the farewell that follows it; time and level are left out."""
+    command = stage.command("--exit", "1", "--last-words", "2026-01-01 00:00:00,000 [ERROR] no GPU\nfinished")
+    with pytest.raises(StageError, match="with exit code 1: no GPU "):
+        async with Supervisor(stage.config, stages=("stage1",), command=command):
+            pass
+
+
 async def test_a_command_that_cannot_run(stage: Stage) -> None:
     """A program that does not exist is a stage that could not be started."""
     with pytest.raises(StageError, match="Stage 1 could not be started"):

@@ -1,0 +1,107 @@
+"""`zroact`: the daemons, the pipeline and the benchmarks from one command.
+
+Exit codes: 0 done, 1 fatal, 2 usage or configuration, 3 a run with failed parts, 130 interrupted.
+What a subcommand needs is imported when it is called: a daemon starts without the orchestrator, `--help` without both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline_ver2.config import Config, load_config
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Two-stage video understanding: a detector looks first, a vision-language model looks again.",
+)
+
+# The subcommand reads its own arguments, `--help` included, as it does when it is called by itself.
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
+    if wanted:
+        typer.echo(f"zroact-stage2 {version('zroact-stage2')}")
+        raise typer.Exit
+
+
+@app.callback()
+def zroact(
+    *,
+    told: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it.")] = False,
+) -> None:
+    """Options of every subcommand."""
+
+
+@app.command()
+def up(
+    config: Annotated[Path | None, typer.Option(help="Configuration file; default ./config.json.")] = None,
+) -> None:
+    """Run both daemons until Ctrl-C, and start them again when they die. A second Ctrl-C kills them."""
+    from pipeline_ver2.command import LOG_FORMAT, exit_codes
+
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    with exit_codes():
+        asyncio.run(_until_stopped(load_config(config)))
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def stage1(context: typer.Context) -> None:
+    """The detector daemon, in this process."""
+    from serving.workers import stage1_server
+
+    sys.exit(stage1_server.main(context.args))
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def stage2(context: typer.Context) -> None:
+    """The vision-language daemon, in this process."""
+    from serving.workers import stage2_server
+
+    sys.exit(stage2_server.main(context.args))
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def run(context: typer.Context) -> None:
+    """Run a video through both stages."""
+    from pipeline_ver2 import command
+
+    command.app(context.args, prog_name="zroact run")
+
+
+async def _until_stopped(config: Config) -> None:
+    """Keep the daemons up; the first signal stops them, a second one kills them."""
+    task = asyncio.ensure_future(_keep_up(config))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+
+
+async def _keep_up(config: Config) -> None:
+    from pipeline_ver2.supervisor import Supervisor
+
+    async with Supervisor(config) as supervisor:
+        typer.echo(f"ready: Stage 1 at {config.stage1.base_url}, Stage 2 at {config.stage2.base_url}")
+        if not supervisor.started:
+            typer.echo("both were running already, there is nothing to keep up")
+            return
+        typer.echo("Ctrl-C stops what was started here")
+        await supervisor.wait_failed()
+
+
+def main() -> None:
+    """Entry point of the script."""
+    app()
