@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline_ver2.errors import RequestError, ZroactError
+from pipeline_ver2.errors import AnswerError, RequestError, ZroactError
 
 DEADLINE_HEADER = "X-Zroact-Deadline-Ms"
 CLIENT_HEADER = "X-Zroact-Client"
@@ -148,8 +148,12 @@ def parse_server_timing(value: str | None) -> tuple[float | None, float | None]:
 
 
 def error_body(error: ZroactError) -> dict[str, Any]:
-    """The JSON every server of this project sends for an error of the tree."""
-    return {"error": {"code": error.code, "message": str(error), "retryable": error.retryable}}
+    """The JSON every server of this project sends for an error of the tree; OpenAI clients understand it too."""
+    kind = "invalid_request_error" if isinstance(error, RequestError) else "server_error"
+    detail = {"code": error.code, "message": str(error), "retryable": error.retryable, "type": kind}
+    if isinstance(error, AnswerError):
+        detail["raw_text"] = error.raw_text
+    return {"error": detail}
 
 
 def pack_tensors(
@@ -158,6 +162,7 @@ def pack_tensors(
     kind: Literal["inputs", "outputs"],
     parameters: Mapping[str, Any] | None = None,
     head: Mapping[str, Any] | None = None,
+    as_json: Collection[str] = (),
 ) -> tuple[list[bytes | memoryview], int]:
     """Frame named tensors as an OIP body with the binary extension.
 
@@ -166,6 +171,7 @@ def pack_tensors(
         kind: "inputs" for a request, "outputs" for a reply.
         parameters: Request-level parameters.
         head: Further members of the JSON head, such as `id` or `model_name`.
+        as_json: Names of tensors to write into the JSON head instead; they must be finite.
 
     Returns:
         `(parts, head_length)`: the pieces of the body, not joined so that pixels are not copied, and the length
@@ -177,7 +183,11 @@ def pack_tensors(
             "name": name,
             "shape": list(array.shape),
             "datatype": oip_datatype(array.dtype),
-            "parameters": {"binary_data_size": array.nbytes},
+            **(
+                {"data": array.reshape(-1).tolist()}
+                if name in as_json
+                else {"parameters": {"binary_data_size": array.nbytes}}
+            ),
         }
         for name, array in contiguous.items()
     ]
@@ -187,7 +197,7 @@ def pack_tensors(
     if kind == "inputs":
         content["parameters"] = {**content.get("parameters", {}), "binary_data_output": True}
     encoded = json.dumps(content, allow_nan=False).encode()
-    pixels = (array.reshape(-1).view(np.uint8).data for array in contiguous.values())
+    pixels = (array.reshape(-1).view(np.uint8).data for name, array in contiguous.items() if name not in as_json)
     return [encoded, *pixels], len(encoded)
 
 
@@ -218,6 +228,8 @@ def unpack_tensors(
     tensors: dict[str, NDArray[Any]] = {}
     for entry in entries:
         name, array, used = _read_tensor(entry, rest)
+        if name in tensors:
+            raise RequestError(f"tensor {name} is there twice")
         tensors[name] = array
         rest = rest[used:]
     if len(rest):
@@ -240,7 +252,7 @@ def oip_datatype(dtype: np.dtype[Any]) -> str:
 def _json_object(view: memoryview) -> dict[str, Any]:
     try:
         head = json.loads(bytes(view))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the inference head is not valid JSON: {error}") from error
     if not isinstance(head, dict):
         raise RequestError("the inference head must be a JSON object")
@@ -255,10 +267,13 @@ def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArr
         raise RequestError(f"tensor {name}: datatype {datatype!r} is not one of {', '.join(OIP_DTYPES)}")
     shape = _shape(name, entry.get("shape"))
     dtype, count = OIP_DTYPES[datatype], math.prod(shape)
-    size = (entry.get("parameters") or {}).get("binary_data_size")
+    parameters = entry.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise RequestError(f"tensor {name}: its parameters must be an object")
+    size = parameters.get("binary_data_size")
     if size is None:
         return name, _from_json(name, entry.get("data"), dtype, shape), 0
-    if size != count * dtype.itemsize:
+    if type(size) is not int or size != count * dtype.itemsize:
         raise RequestError(f"tensor {name}: binary_data_size is {size}, shape {shape} needs {count * dtype.itemsize}")
     if size > len(rest):
         raise RequestError(f"tensor {name}: the body ends {size - len(rest)} bytes early")
@@ -272,8 +287,13 @@ def _shape(name: str, shape: object) -> tuple[int, ...]:
 
 
 def _from_json(name: str, data: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    said = f"tensor {name}: data does not fit {dtype.name} of shape {shape}"
     try:
-        array = np.asarray(data).astype(dtype, casting="unsafe").reshape(shape)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"tensor {name}: data does not fit {dtype.name} of shape {shape}: {error}") from error
+        given = np.asarray(data).reshape(shape)
+        with np.errstate(invalid="ignore", over="ignore"):
+            array = given.astype(dtype, casting="unsafe")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"{said}: {error}") from error
+    if given.dtype.kind not in "biuf" or (dtype.kind in "biu" and not np.array_equal(given, array)):
+        raise RequestError(f"{said}: not all its values are numbers of that type")
     return array
