@@ -78,12 +78,14 @@ def run_daemon(
             threading.Thread(target=_watch_stdin, args=(server,), name="watch-stdin", daemon=True).start()
         with _signals_to(server):
             server.run(sockets=[listener])
+    logger.info("%s has stopped", stage)
     return server.exit_code
 
 
 def set_up_logging() -> None:
     """Log to standard error in the documented form."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its life's story; ours says it in a line each
 
 
 class _DaemonServer(uvicorn.Server):

@@ -1,0 +1,92 @@
+"""Raw detector output to boxes: thresholds, suppression of doubles, and what to do with numbers that are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline_ver2.findings import ClipFindings
+
+MAX_CANDIDATES = 1000
+MAX_BOXES = 100
+BOX_SIDES = 4
+_SCORE_SLACK = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ClipOutput:
+    """What the detector says of one clip.
+
+    Attributes:
+        findings: Boxes best first, in 0..1 of the frame, with all class scores.
+        nonfinite: Candidates dropped because a number of theirs was NaN or infinite.
+        problem: Why the output cannot be used; None if it can. Then there are no findings.
+    """
+
+    findings: ClipFindings
+    nonfinite: int = 0
+    problem: str | None = None
+
+
+def failed(problem: str, *, labels: int, nonfinite: int = 0) -> ClipOutput:
+    """The output of a clip that could not be used, for a detector of so many labels."""
+    nothing = ClipFindings(np.zeros((0, BOX_SIDES), np.float32), np.zeros((0, labels), np.float32))
+    return ClipOutput(nothing, nonfinite, problem)
+
+
+def postprocess(
+    output: NDArray[np.floating], image_size: tuple[int, int], threshold: float, nms_iou: float
+) -> list[ClipOutput]:
+    """Boxes of each clip of a batch. There is no limit on time, so that a busy machine finds the same boxes.
+
+    Args:
+        output: `(B, 4 + C, N)`, rows centre-x, centre-y, width, height in pixels of the model's input, then C scores
+            in 0..1.
+        image_size: `(height, width)` of the model's input in pixels.
+        threshold: A box stays if its best score is at least this.
+        nms_iou: Of two boxes that overlap by more than this, whatever their labels, the lower one goes.
+    """
+    return [_one_clip(np.asarray(item, np.float32), image_size, threshold, nms_iou) for item in output]
+
+
+def _one_clip(item: NDArray[np.float32], image_size: tuple[int, int], threshold: float, nms_iou: float) -> ClipOutput:
+    labels = len(item) - BOX_SIDES
+    finite = np.isfinite(item).all(axis=0)
+    nonfinite = int(item.shape[1] - finite.sum())
+    if nonfinite and not finite.any():
+        return failed("the model's output holds no finite number", labels=labels, nonfinite=nonfinite)
+    centred, scores = item[:BOX_SIDES, finite].T, item[BOX_SIDES:, finite].T
+    if scores.size and (scores.min() < -_SCORE_SLACK or scores.max() > 1 + _SCORE_SLACK):
+        said = f"the model's scores reach from {scores.min():.3g} to {scores.max():.3g} instead of 0 to 1"
+        return failed(said, labels=labels, nonfinite=nonfinite)
+    boxes = _corners(centred, image_size)
+    best = scores.max(axis=1, initial=0)
+    usable = (best >= threshold) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    order = np.flatnonzero(usable)
+    order = order[np.argsort(-best[order], kind="stable")][:MAX_CANDIDATES]
+    kept = order[_suppress(boxes[order], nms_iou)]
+    return ClipOutput(ClipFindings(boxes[kept], scores[kept]), nonfinite)
+
+
+def _corners(centred: NDArray[np.float32], image_size: tuple[int, int]) -> NDArray[np.float32]:
+    """`(N, 4)` centre-x, centre-y, width, height in input pixels to (x1, y1, x2, y2) in 0..1, clipped to the frame."""
+    height, width = image_size
+    middle, half = centred[:, :2], centred[:, 2:] / 2
+    corners = np.concatenate([middle - half, middle + half], axis=1)
+    return np.clip(corners / np.asarray([width, height, width, height], np.float32), 0, 1)
+
+
+def _suppress(boxes: NDArray[np.float32], nms_iou: float) -> NDArray[np.intp]:
+    """Indices of the boxes that stay, of boxes `(N, 4)` sorted best first; at most `MAX_BOXES`."""
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    left = np.arange(len(boxes))
+    kept: list[int] = []
+    while len(left) and len(kept) < MAX_BOXES:
+        first, left = left[0], left[1:]
+        kept.append(first)
+        corner = np.minimum(boxes[first, 2:], boxes[left, 2:]) - np.maximum(boxes[first, :2], boxes[left, :2])
+        shared = np.prod(np.clip(corner, 0, None), axis=1)
+        left = left[shared <= nms_iou * (areas[first] + areas[left] - shared)]
+    return np.asarray(kept, np.intp)

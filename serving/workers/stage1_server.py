@@ -1,0 +1,140 @@
+"""The Stage 1 daemon: machines speak the Open Inference Protocol to it, people speak JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+
+from pipeline_ver2.config import Config
+from pipeline_ver2.wire import SERVER_TIMING_HEADER, DetectReply, DetectRequest, server_timing
+from serving.workers.daemon import ErrorReply, cancel_when_gone, create_app, request_context
+from serving.workers.process import daemon_main
+from serving.workers.stage1_oip import MODEL_NAME, model_metadata, read_infer, server_metadata, write_infer
+from serving.workers.stage1_service import Stage1Service
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorReply, "description": said}
+    for code, said in {
+        413: "The body is over the limit.",
+        429: "The queue is full; see Retry-After.",
+        503: "Not ready, or the engine failed, or the deadline came first.",
+    }.items()
+}
+_INFER_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "One tensor `clips`, UINT8 [B,T,H,W,3] RGB; parameters `threshold` and `nms_iou`.",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+def build_app(config: Config) -> FastAPI:
+    """The daemon's application; the model is loaded when it starts."""
+    registry = CollectorRegistry()
+    service = Stage1Service(config, registry)
+
+    async def ready() -> None:
+        _ = service.detector
+
+    app = create_app(
+        "ZroAct Stage 1",
+        lifespan=service.running,
+        ready=ready,
+        registry=registry,
+        max_body_mb=config.stage1.max_body_mb,
+        max_bodies=2 * (config.stage1.max_queue + 1),
+    )
+    _add_metadata(app, service)
+    _add_inference(app, service)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`zroact stage1` and `python -m serving.workers.stage1_server`."""
+    return daemon_main("stage1", build_app, argv)
+
+
+def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
+    @app.get("/health", tags=["people"])
+    async def health() -> dict[str, Any]:
+        """What runs here, and how busy it is."""
+        info = service.loaded
+        return {
+            "status": "loading" if info is None else "ready",
+            "engine": service.config.engine,
+            "provider": info and info.provider,
+            "model": info and info.source,
+            "labels": info and info.labels,
+            "clip_length": info and info.clip_length,
+            "image_size": info and info.image_size,
+            "note": info and info.note,
+            "queue": {
+                "running": service.queue.running,
+                "waiting": service.queue.waiting,
+                "max": service.queue.max_waiting,
+            },
+        }
+
+    @app.get("/v2/health/live", tags=["open inference protocol"])
+    async def live() -> dict[str, bool]:
+        """The process answers."""
+        return {"live": True}
+
+    @app.get("/v2/health/ready", tags=["open inference protocol"], responses={503: _REFUSALS[503]})
+    @app.get(f"/v2/models/{MODEL_NAME}/ready", tags=["open inference protocol"], responses={503: _REFUSALS[503]})
+    async def model_ready() -> dict[str, Any]:
+        """The model is loaded and has run a clip."""
+        _ = service.detector
+        return {"name": MODEL_NAME, "ready": True}
+
+    @app.get("/v2", tags=["open inference protocol"])
+    async def server() -> dict[str, Any]:
+        """The server's metadata."""
+        return server_metadata()
+
+    @app.get(f"/v2/models/{MODEL_NAME}", tags=["open inference protocol"], responses={503: _REFUSALS[503]})
+    async def model() -> dict[str, Any]:
+        """The model's metadata; `parameters` names its labels."""
+        return model_metadata(service.detector.info, service.config)
+
+
+def _add_inference(app: FastAPI, service: Stage1Service) -> None:
+    @app.post(
+        f"/v2/models/{MODEL_NAME}/infer",
+        tags=["open inference protocol"],
+        response_class=Response,
+        responses=_REFUSALS,
+        openapi_extra=_INFER_BODY,
+    )
+    async def infer(request: Request) -> Response:
+        """Find persons and actions at the last frame of each clip."""
+        with service.counting_rejections():
+            context, info = request_context(request), service.detector.info
+            body = await request.body()
+            asked = await asyncio.to_thread(read_infer, body, request.headers, info, service.config)
+            timed = await cancel_when_gone(request, service.infer(asked, context, body))
+        content, headers, media_type = write_infer(asked, timed.value)
+        headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
+        return Response(content, headers=headers, media_type=media_type)
+
+    @app.post("/detect", tags=["people"], responses=_REFUSALS)
+    async def detect(request: Request, asked: DetectRequest, response: Response) -> DetectReply:
+        """Find persons and actions in clips of files or base64 pictures; boxes in pixels of those frames."""
+        with service.counting_rejections():
+            work = service.detect(asked, request_context(request))
+            reply, timed = await cancel_when_gone(request, work)
+        response.headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
+        return reply
+
+
+if __name__ == "__main__":
+    sys.exit(main())

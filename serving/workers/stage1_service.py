@@ -1,0 +1,175 @@
+"""What the Stage 1 daemon owns: detector, queue, metrics, and the memory of answered requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import numpy as np
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter
+
+from pipeline_ver2.config import Config
+from pipeline_ver2.errors import EngineFailed, RequestError, StageUnreachable, ZroactError
+from pipeline_ver2.wire import DetectClip, DetectReply, DetectRequest, DetectResult
+from serving.workers.daemon import IdempotencyCache, RequestContext, give_up
+from serving.workers.postprocess import ClipOutput
+from serving.workers.stage1_frames import DecodedClip, decode_clip
+from serving.workers.stage1_model import Detector, ModelInfo, load_detector
+from serving.workers.stage1_oip import InferRequest, check_count
+from serving.workers.stage1_queue import InferenceQueue, Timed
+
+logger = logging.getLogger(__name__)
+
+_LOADING_RETRY_S = 1.0
+
+
+class Stage1Service:
+    """One detector behind one bounded queue."""
+
+    def __init__(self, config: Config, registry: CollectorRegistry) -> None:
+        self.config = config.stage1
+        self.queue = InferenceQueue(self.config.max_queue, registry)
+        self._roots = config.paths.readable_roots
+        self._detector: Detector | None = None
+        self._answered = IdempotencyCache[Timed[list[ClipOutput]]](2 * self.config.max_queue)
+        self._clips = Counter("zroact_stage1_clips", "Clips by what came of them.", ["state"], registry=registry)
+        self._rejected = Counter(
+            "zroact_stage1_rejected", "Requests not answered, by reason.", ["reason"], registry=registry
+        )
+        self._nonfinite = Counter(
+            "zroact_stage1_nonfinite_dropped", "Candidates dropped for a NaN or infinity.", registry=registry
+        )
+
+    @property
+    def detector(self) -> Detector:
+        """The detector, loaded and warm.
+
+        Raises:
+            StageUnreachable: Not yet.
+        """
+        if self._detector is None:
+            raise StageUnreachable("the model is still loading", retry_after_s=_LOADING_RETRY_S)
+        return self._detector
+
+    @property
+    def loaded(self) -> ModelInfo | None:
+        """What the detector is; None while it loads."""
+        return None if self._detector is None else self._detector.info
+
+    @contextlib.asynccontextmanager
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        """Load in the background, so that health is answered meanwhile; release everything at the end."""
+        loading = asyncio.create_task(self._load(app))
+        try:
+            yield
+        finally:
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            if self._detector is not None:
+                self._detector.close()
+            self.queue.close()
+
+    @contextlib.contextmanager
+    def counting_rejections(self) -> Iterator[None]:
+        """Count requests that end in an error of the tree, by its code."""
+        try:
+            yield
+        except ZroactError as error:
+            self._rejected.labels(error.code).inc()
+            raise
+
+    async def infer(self, request: InferRequest, context: RequestContext, body: bytes) -> Timed[list[ClipOutput]]:
+        """Run a batch, or join or replay one of the same key and the same body.
+
+        The body counts because a key names a batch of a job, and a job that is resumed cuts its batches anew.
+
+        Raises:
+            QueueFull, DeadlineShed, EngineFailed: See there.
+        """
+        key: tuple[str, bytes] | None = None
+        if context.idempotency_key is not None:
+            key = (context.idempotency_key, (await asyncio.to_thread(hashlib.sha256, body)).digest())
+
+        async def work() -> Timed[list[ClipOutput]]:
+            return await self._detect(request.clips, request.threshold, request.nms_iou, context.deadline_at)
+
+        return await self._answered.run(key, work)
+
+    async def detect(
+        self, request: DetectRequest, context: RequestContext
+    ) -> tuple[DetectReply, Timed[list[ClipOutput]]]:
+        """Decode and run the clips of people; a bad clip fails alone.
+
+        Raises:
+            RequestError: Too many clips.
+            QueueFull, DeadlineShed, EngineFailed: See there.
+        """
+        check_count(len(request.clips), self.config)
+        threshold = self.config.threshold if request.threshold is None else request.threshold
+        decoded = await asyncio.to_thread(self._decode, request.clips)
+        good = [clip.frames for clip in decoded if isinstance(clip, DecodedClip)]
+        timed = Timed[list[ClipOutput]]([], 0, 0)
+        if good:
+            timed = await self._detect(np.stack(good), threshold, self.config.nms_iou, context.deadline_at)
+        outputs = iter(timed.value)
+        results = [
+            self._result(clip, found, next(outputs), threshold, timed.run_s)
+            if isinstance(found, DecodedClip)
+            else self._refused(clip, found)
+            for clip, found in zip(request.clips, decoded, strict=True)
+        ]
+        return DetectReply(results=tuple(results)), timed
+
+    async def _load(self, app: FastAPI) -> None:
+        try:
+            self._detector = (await self.queue.run(lambda: load_detector(self.config))).value
+        except ZroactError as error:
+            give_up(app, error)
+        except Exception as error:
+            logger.exception("loading the detector failed")
+            give_up(app, EngineFailed(f"loading the detector failed: {error!r}"))
+        else:
+            logger.info("detector ready: %s", self._detector.info)
+
+    async def _detect(
+        self, clips: NDArray[np.uint8], threshold: float, nms_iou: float, deadline_at: float | None
+    ) -> Timed[list[ClipOutput]]:
+        detector = self.detector
+        timed = await self.queue.run(lambda: detector.detect(clips, threshold, nms_iou), deadline_at)
+        for output in timed.value:
+            self._clips.labels("ok" if output.problem is None else "failed").inc()
+            self._nonfinite.inc(output.nonfinite)
+        return timed
+
+    def _decode(self, clips: Sequence[DetectClip]) -> list[DecodedClip | RequestError]:
+        info = self.detector.info
+        decoded: list[DecodedClip | RequestError] = []
+        for clip in clips:
+            try:
+                decoded.append(decode_clip(clip, self._roots, clip_length=info.clip_length, image_size=info.image_size))
+            except RequestError as error:
+                decoded.append(error)
+        return decoded
+
+    def _refused(self, clip: DetectClip, error: RequestError) -> DetectResult:
+        self._clips.labels("failed").inc()
+        return DetectResult(clip_id=clip.clip_id, key_index=clip.key_index, state="failed", error=str(error))
+
+    def _result(
+        self, clip: DetectClip, decoded: DecodedClip, output: ClipOutput, threshold: float, run_s: float
+    ) -> DetectResult:
+        labels = self.detector.info.labels
+        return DetectResult(
+            clip_id=clip.clip_id,
+            key_index=clip.key_index,
+            state="ok" if output.problem is None else "failed",
+            error=output.problem,
+            detections=output.findings.detections(labels, threshold=threshold, size=decoded.size),
+            inference_ms=run_s * 1e3,
+        )
