@@ -17,11 +17,11 @@ from pipeline_ver2 import wire
 
 LABELS = ("stand", "walk", "run")
 
-Rule = Callable[[str, int], Awaitable[web.StreamResponse | None]]
-"""Gets a request's key without its variant ("batch-2", "slot-0") and how often that key came, from 1; None = behave."""
+Rule = Callable[[web.Request, str, int], Awaitable[web.StreamResponse | None]]
+"""Gets a request, its key without the variant ("batch-2", "slot-0") and how often that key came; None = behave."""
 
 
-async def behave(_key: str, _time: int) -> None:
+async def behave(_request: web.Request, _key: str, _time: int) -> None:
     """The rule of a stage that works."""
 
 
@@ -46,7 +46,7 @@ class StandIn:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            return await self.rule(key, self.seen[key])
+            return await self.rule(request, key, self.seen[key])
         finally:
             self.running -= 1
 
@@ -155,6 +155,6 @@ def _answerer(stand_in: StandIn) -> web.Application:
     return app
 
 
-async def hang(_key: str, _time: int) -> None:
+async def hang(_request: web.Request, _key: str, _time: int) -> None:
     """A rule that never answers."""
     await asyncio.Event().wait()
