@@ -10,7 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,65 +22,14 @@ from pipeline_ver2 import supervisor
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, StageError, StageUnreachable
 from pipeline_ver2.stage_probe import Address
-from pipeline_ver2.supervisor import DaemonCommand, Supervisor, daemon_command
-
-FAKE = Path(__file__).with_name("fake_daemon.py")
-PATIENCE_S = 30.0
-
-
-class Stage:
-    """A folder and a configuration for fake daemons, and what they noted."""
-
-    def __init__(self, folder: Path, ports: tuple[int, int]) -> None:
-        self.folder = folder
-        self.ports = ports
-        content = {
-            "paths": {"work_dir": str(folder / "work")},
-            "stage1": {"port": ports[0]},
-            "stage2": {"port": ports[1], "start_timeout_s": PATIENCE_S},
-        }
-        self.config = Config.model_validate(content)
-
-    def command(self, *arguments: str) -> DaemonCommand:
-        """How to start a fake daemon that behaves as the arguments say."""
-
-        def build(address: Address, config_file: Path) -> Sequence[str]:
-            place = ["--host", address.host, "--port", str(address.port), "--config", str(config_file)]
-            return [sys.executable, str(FAKE), *place, "--folder", str(self.folder), *arguments]
-
-        return build
-
-    def noted(self, word: str) -> list[str]:
-        """What fake daemons noted under a word, oldest first."""
-        file = self.folder / "events"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line.removeprefix(word).strip() for line in lines if line.startswith(word)]
-
-    def pids(self) -> list[int]:
-        """Process ids of the fake daemons started so far."""
-        return [int(pid) for pid in self.noted("pid")]
+from pipeline_ver2.supervisor import Supervisor, daemon_command
+from tests.pipeline_ver2.fake_stage import PATIENCE_S, Stage, is_running, until
 
 
 @pytest.fixture
 def stage(tmp_path: Path, free_ports: tuple[int, int]) -> Stage:
     """Fake daemons' surroundings."""
     return Stage(tmp_path, free_ports)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is not merely waiting to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] != "Z"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Ask until it is so; a bounded wait."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - what other processes do sets no event here
-            await asyncio.sleep(0.01)
 
 
 async def answers(url: str) -> bool:
@@ -348,26 +297,11 @@ def test_the_daemons_command_line(tmp_path: Path) -> None:
     assert daemon_command(address, tmp_path) == expected
 
 
-OWNER = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[1])
-from test_supervisor import Stage, Supervisor
-from pathlib import Path
-
-async def own() -> None:
-    stage = Stage(Path(sys.argv[2]), (int(sys.argv[3]), int(sys.argv[4])))
-    async with Supervisor(stage.config, command=stage.command(*sys.argv[5:]), stop_grace_s=600):
-        print("up", flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(own())
-"""
-
-
 def start_owner(stage: Stage, *arguments: str) -> subprocess.Popen[str]:
     """A process of its own that supervises two fake daemons; returns when they are up."""
-    options = [str(Path(__file__).parent), str(stage.folder), *map(str, stage.ports), *arguments]
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, *options], stdout=subprocess.PIPE, text=True)
+    options = [str(stage.folder), *map(str, stage.ports), *arguments]
+    command = [sys.executable, "-m", "tests.pipeline_ver2.owner", *options]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     assert owner.stdout is not None
     assert owner.stdout.readline() == "up\n"
     owner.stdout.close()
