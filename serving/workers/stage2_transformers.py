@@ -164,7 +164,7 @@ def _load(source: str, threads: int | None) -> _Model:
     """Load a model folder. Runs in the model's thread, whose number of threads it sets."""
     if threads is not None:
         torch.set_num_threads(threads)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         network: Any = AutoModelForImageTextToText.from_pretrained(source, dtype="auto", attn_implementation="sdpa")
         tokenizer: Any = AutoTokenizer.from_pretrained(source)

@@ -1,0 +1,73 @@
+"""A child process of a daemon that never outlives it, with its output in the daemon's log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from pipeline_ver2.config import child_environment
+
+logger = logging.getLogger(__name__)
+
+_GUARD = Path(__file__).with_name("child_guard.py")
+_GRACE_S = 5.0
+_MAX_LINE = 2000
+
+
+class GuardedChild:
+    """A command under `child_guard`, in its own process group."""
+
+    def __init__(self, process: Process, name: str) -> None:
+        self._process = process
+        self._log = asyncio.create_task(self._pass_on_output(name))
+
+    @classmethod
+    async def start(cls, command: Sequence[str], name: str) -> Self:
+        """Start the command; `name` goes before each of its log lines."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", str(_GUARD), str(_GRACE_S), *command),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+            env=child_environment(),
+        )
+        return cls(process, name)
+
+    @property
+    def guard_pid(self) -> int:
+        """Process id of the guard."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait for the command's end, return its exit code."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the command and everything it started, within the grace time."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(2 * _GRACE_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        finally:
+            self._log.cancel()
+            await asyncio.gather(self._log, return_exceptions=True)
+
+    async def _pass_on_output(self, name: str) -> None:
+        output, line = self._process.stdout, b""
+        while output is not None and (part := await output.read(4096)):
+            *lines, line = (line + part).split(b"\n")
+            line = line[:_MAX_LINE]
+            for each in lines:
+                logger.info("%s: %s", name, each[:_MAX_LINE].decode(errors="replace"))
