@@ -115,7 +115,8 @@ def _write(
             audio.copy_until(frame.time)
             frame = reader.next_frame()
         encoder.finish()
-    return [*reader.report.warnings, *audio.warnings]
+    damage = [f"damaged from {start:.2f} s to {end:.2f} s" for start, end in reader.report.damaged]
+    return [*damage, *reader.report.warnings, *audio.warnings]
 
 
 class _Encoder:
@@ -260,17 +261,20 @@ def _paste(rgb: NDArray[np.uint8], patch: NDArray[np.uint8], x: int, y: int) -> 
 
 
 def _font_size(height: int) -> int:
-    return max(10, height // 32)
+    return max(10, height // 36)
 
 
 @lru_cache(maxsize=8)
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans out of matplotlib: Pillow's own font has no accents, OpenCV's only ASCII."""
+    import matplotlib as mpl
+
+    return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 
 @lru_cache(maxsize=256)
 def _tag(text: str, size: int, colour: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """A label, white on its colour: `(h, w, 3)` uint8 RGB. OpenCV's own text knows ASCII only."""
+    """A label, white on its colour: `(h, w, 3)` uint8 RGB."""
     width = round(_font(size).getlength(text)) + size // 2
     picture = Image.new("RGB", (width, size + size // 2), colour)
     ImageDraw.Draw(picture).text((size // 4, size // 8), text, font=_font(size), fill="white")

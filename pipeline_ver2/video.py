@@ -16,7 +16,7 @@ import av
 import numpy as np
 from av.error import FFmpegError
 from av.packet import Packet
-from av.video.reformatter import VideoReformatter
+from av.video.reformatter import Colorspace, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
@@ -27,6 +27,7 @@ _MAX_READ_FAILURES = 100
 _BACK_JUMP_S = Fraction(1, 2)  # further back is a new timeline, not a frame out of order
 _FORWARD_JUMP_S = Fraction(600)
 _SHORTFALL = 0.9
+_MATRICES = frozenset({0, 1, 2, 4, 5, 6, 7, 9})  # AVCOL_SPC_ of the colour matrices libswscale knows
 
 
 @dataclass(slots=True)
@@ -34,8 +35,8 @@ class ExtractionReport:
     """Filled while a video is read; complete once the last frame was taken.
 
     `damaged` holds (start_s, end_s) on the video's own timeline: from the first undecodable frame to the next
-    clean intra frame. `frames_decoded` counts source frames, `frames_grid` grid frames, `last_s` is the time of
-    the last source frame.
+    clean intra frame. `warnings` holds all else worth saying, none of which makes a result wrong.
+    `frames_decoded` counts source frames, `frames_grid` grid frames, `last_s` is the last source frame's time.
     """
 
     frames_decoded: int = 0
@@ -109,10 +110,10 @@ class Timeline:
 
 
 class Damage:
-    """Collects damaged ranges: from the first bad frame to the next clean intra frame."""
+    """Adds damaged ranges to a list: each from the first bad frame to the next clean intra frame."""
 
-    def __init__(self) -> None:
-        self.ranges: list[tuple[float, float]] = []
+    def __init__(self, ranges: list[tuple[float, float]]) -> None:
+        self._ranges = ranges
         self._start: Fraction | None = None
         self._until = Fraction(0)
 
@@ -129,7 +130,7 @@ class Damage:
     def close(self, end: Fraction) -> None:
         """End the open range, if there is one."""
         if self._start is not None:
-            self.ranges.append((float(self._start), float(max(end, self._until))))
+            self._ranges.append((float(self._start), float(max(end, self._until))))
             self._start = None
 
 
@@ -153,11 +154,11 @@ class VideoReader:
         self._estimated = self._header.timestamps == "estimated"
         self._timeline = Timeline(self._header.time_base, 1 / self._header.rate, estimated=self._estimated)
         self._by_decode_order = self._container.format.name == "avi"  # it stores no presentation timestamps
-        self._damage = Damage()
+        self._damage = Damage(self.report.damaged)
         self._reformatter = VideoReformatter()
         self._early: list[int | None] = []  # stamps of packets that failed before the first frame came out
         self._skipped = self._lead_in = 0
-        self._resized = self._finished = False
+        self._resized = self._strange_colour = self._finished = False
         self._pictures = self._decode()
         try:
             first = self._first()
@@ -184,7 +185,7 @@ class VideoReader:
             duration_s=self._header.duration_s,
             fps=self._header.fps,
             rotation=self.orientation.degrees,
-            codec=self._stream.codec_context.name,
+            codec=self._stream.codec.canonical_name,
             timestamps=self._header.timestamps,
             frames_header=self._header.frames,
         )
@@ -213,7 +214,9 @@ class VideoReader:
         Colour matrix and range are those the stream names; BT.601 limited where it names none, as FFmpeg takes it.
         """
         width, height = self._size
-        converted = self._reformatter.reformat(picture, width, height, "rgb24", threads=1)
+        self._strange_colour |= (strange := picture.colorspace not in _MATRICES)
+        matrix = Colorspace.ITU601 if strange else None
+        converted = self._reformatter.reformat(picture, width, height, "rgb24", src_colorspace=matrix, threads=1)
         array = converted.to_ndarray().astype(np.uint8, copy=converted is picture)
         return np.ascontiguousarray(self.orientation.apply(np.ascontiguousarray(array)))
 
@@ -281,7 +284,7 @@ class VideoReader:
         """With the first frame known, tell what failed after it from a recording that begins between intra frames."""
         for stamp in self._early:
             time = self._timeline.locate(stamp)
-            if stamp is None or time == 0:
+            if stamp is None or time == 0 or self._estimated:
                 self._lead_in += 1
             else:
                 self._damage.hit(time)
@@ -292,13 +295,10 @@ class VideoReader:
             return
         self._finished = True
         self._damage.close(self._timeline.expected)
-        self.report.damaged.extend(self._damage.ranges)
         self.report.warnings.extend(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
         report, timeline = self.report, self._timeline
-        for start, end in report.damaged:
-            yield f"damaged from {start:.2f} s to {end:.2f} s"
         if self._lead_in:
             yield f"{self._lead_in} packets before the first whole frame could not be decoded"
         if timeline.repeated:
@@ -309,6 +309,8 @@ class VideoReader:
             yield f"the timestamps jump {timeline.jumps} times; the video goes on without the gaps"
         if self._resized:
             yield "the frame size changes; frames were scaled to the size of the first"
+        if self._strange_colour:
+            yield "the colour matrix is not supported; colours were read as BT.601"
         if self._estimated:
             yield f"no timestamps in the file; times are estimated at {float(self._header.rate):g} frames/s"
         promised_frames, promised_s = self._header.frames, self._header.own_duration_s
