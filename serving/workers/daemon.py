@@ -36,11 +36,13 @@ MEGABYTE = 1_000_000
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `retryable` says whether the same request may succeed later."""
+    """What went wrong; `retryable` says whether the same request may succeed later, `type` is OpenAI's word for it."""
 
     code: str
     message: str
     retryable: bool
+    type: str
+    raw_text: str | None = None
 
 
 class ErrorReply(BaseModel):
@@ -331,7 +333,7 @@ async def _on_http_error(_request: Request, error: Exception) -> Response:
         return error_response(cause)
     if not isinstance(error, HTTPException):
         raise error
-    detail = {"code": "http", "message": str(error.detail), "retryable": False}
+    detail = {"code": "http", "message": str(error.detail), "retryable": False, "type": "invalid_request_error"}
     return JSONResponse({"error": detail}, status_code=error.status_code, headers=error.headers)
 
 

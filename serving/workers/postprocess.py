@@ -61,7 +61,7 @@ def _one_clip(item: NDArray[np.float32], image_size: tuple[int, int], threshold:
     if scores.size and (scores.min() < -_SCORE_SLACK or scores.max() > 1 + _SCORE_SLACK):
         said = f"the model's scores reach from {scores.min():.3g} to {scores.max():.3g} instead of 0 to 1"
         return failed(said, labels=labels, nonfinite=nonfinite)
-    boxes = _corners(centred, image_size)
+    boxes, scores = _corners(centred, image_size), np.clip(scores, 0, 1)
     best = scores.max(axis=1, initial=0)
     usable = (best >= threshold) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     order = np.flatnonzero(usable)

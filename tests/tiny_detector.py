@@ -1,0 +1,143 @@
+"""A detector file with YOWOv3's contract whose answer can be worked out by hand, built node by node.
+
+It looks at colours only: the three scores of a box are the mean red, green and blue of the clip's **last** frame.
+There are three candidates: one in the middle, nearly the same one a pixel further with 0.9 of its scores, and one at
+the lower left, half outside the frame, with 0.6 of them. Special colours make it misbehave: a black last frame makes
+everything NaN, a white one only the third candidate, and a magenta first frame breaks the run itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+LABELS = ("red", "green", "blue")
+CLIP_LENGTH, HEIGHT, WIDTH = 4, 32, 48
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+BLACK, WHITE, MAGENTA, ORANGE = (0, 0, 0), (255, 255, 255), (255, 0, 255), (255, 128, 0)
+
+MIDDLE_BOX = (0.25, 0.375, 0.75, 0.625)
+CORNER_BOX = (0.0, 0.8125, 0.25, 1.0)  # clipped to the frame at left and below
+CORNER_SHARE = 0.6
+
+_CANDIDATES = np.asarray([[24, 25, 4], [16, 16, 30], [24, 24, 16], [8, 8, 8]])  # rows cx, cy, w, h in pixels
+_MEAN, _STD = np.asarray([0.485, 0.456, 0.406]), np.asarray([0.229, 0.224, 0.225])
+
+
+def clip_of(last: Sequence[int], others: Sequence[int] | None = None) -> NDArray[np.uint8]:
+    """`(T, H, W, 3)` uint8 RGB: a last frame of one colour, the frames before it of another."""
+    clip = np.empty((CLIP_LENGTH, HEIGHT, WIDTH, 3), np.uint8)
+    clip[:] = last if others is None else others
+    clip[-1] = last
+    return clip
+
+
+def write_detector(
+    path: Path,
+    *,
+    labels: Sequence[str] | None = LABELS,
+    batch: int | str = "batch",
+    half: bool = False,
+    score_scale: float = 1.0,
+    free_sides: bool = False,
+) -> Path:
+    """Write the file and return its path.
+
+    Args:
+        path: Where.
+        labels: For the metadata; None leaves them out.
+        batch: Size of the batch, or a name for a dynamic one.
+        half: float16 instead of float32.
+        score_scale: Factor on the scores; 20 makes them look as if the sigmoid had been forgotten.
+        free_sides: T, H and W are dynamic and named in the metadata instead.
+    """
+    kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    sides: list[int | str] = ["t", "h", "w"] if free_sides else [CLIP_LENGTH, HEIGHT, WIDTH]
+    graph = helper.make_graph(
+        _nodes(),
+        "tiny",
+        [helper.make_tensor_value_info("frames", kind, [batch, 3, *sides])],
+        [helper.make_tensor_value_info("found", kind, [batch, 7, 3])],
+        initializer=_constants(np.dtype(np.float16 if half else np.float32), score_scale),
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    metadata = {} if labels is None else {"labels": json.dumps(list(labels))}
+    if free_sides:
+        metadata |= {"clip_length": str(CLIP_LENGTH), "image_size": json.dumps([HEIGHT, WIDTH])}
+    helper.set_model_props(model, metadata)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def _constants(kind: np.dtype[Any], score_scale: float) -> list[onnx.TensorProto]:
+    values = {
+        "mean": _MEAN[None].astype(kind),
+        "std": _STD[None].astype(kind),
+        "candidates": _CANDIDATES[None].astype(kind),
+        "shares": (np.asarray([1, 0.9, CORNER_SHARE]) * score_scale)[None, None].astype(kind),
+        "third": np.asarray([[[False, False, True]]]),
+        "zero": np.zeros(1, kind),
+        "magenta": np.asarray([[0.5], [-0.5], [0.5]], kind),
+        "slack": np.asarray(0.05, kind),
+        "dark": np.asarray(-0.01, kind),
+        "bright": np.asarray(2.9, kind),
+        "last_index": np.asarray(-1, np.int64),
+        "first_index": np.asarray(0, np.int64),
+        "axis_2": np.asarray([2], np.int64),
+        "axis_1": np.asarray([1], np.int64),
+    }
+    return [numpy_helper.from_array(value, name) for name, value in values.items()]
+
+
+def _nodes() -> list[onnx.NodeProto]:
+    def node(operator: str, inputs: str, output: str, **attributes: int | list[int]) -> onnx.NodeProto:
+        made = helper.make_node(operator, inputs.split(), [output])
+        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        return made
+
+    def colour(frame: str) -> list[onnx.NodeProto]:
+        """Mean colour `(B, 3)` in 0..1 of the first or last frame."""
+        return [
+            node("Gather", f"frames {frame}_index", f"{frame}_frame", axis=2),
+            node("ReduceMean", f"{frame}_frame", f"{frame}_mean", axes=[2, 3], keepdims=0),
+            node("Mul", f"{frame}_mean std", f"{frame}_scaled"),
+            node("Add", f"{frame}_scaled mean", f"{frame}_colour"),
+        ]
+
+    return [
+        *colour("first"),
+        *colour("last"),
+        # A magenta first frame gives index 1 of a list of one.
+        node("MatMul", "first_colour magenta", "magentaness"),
+        node("Add", "magentaness slack", "magenta_up"),
+        node("Floor", "magenta_up", "magenta_floor"),
+        node("Cast", "magenta_floor", "magenta_index", to=TensorProto.INT64),
+        node("Gather", "zero magenta_index", "nothing"),
+        # The logarithm of a negative number is NaN, of others times zero nothing.
+        node("ReduceSum", "last_colour axis_1", "total", keepdims=1),
+        node("Add", "total dark", "not_black"),
+        node("Log", "not_black", "log_not_black"),
+        node("Mul", "log_not_black zero", "nan_if_black"),
+        node("Sub", "bright total", "not_white"),
+        node("Log", "not_white", "log_not_white"),
+        node("Mul", "log_not_white zero", "nan_if_white"),
+        node("Unsqueeze", "nan_if_white axis_2", "nan_if_white_3d"),
+        node("Where", "third nan_if_white_3d zero", "nan_third"),
+        node("Add", "nothing nan_if_black", "offset"),
+        node("Unsqueeze", "offset axis_2", "offset_3d"),
+        node("Add", "candidates offset_3d", "boxes"),
+        node("Unsqueeze", "last_colour axis_2", "colours"),
+        node("Mul", "colours shares", "shared"),
+        node("Add", "shared nan_third", "spoilt"),
+        node("Add", "spoilt offset_3d", "scores"),
+        node("Concat", "boxes scores", "found", axis=1),
+    ]
