@@ -33,6 +33,7 @@ class StandIn:
     seen: Counter[str] = field(default_factory=Counter)
     keys: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
     most_running: int = 0
     url: str = ""
@@ -44,11 +45,14 @@ class StandIn:
         self.seen[key] += 1
         self.keys.append(full)
         self.running += 1
+        self.idle.clear()
         self.most_running = max(self.most_running, self.running)
         try:
             return await self.rule(request, key, self.seen[key])
         finally:
             self.running -= 1
+            if self.running == 0:
+                self.idle.set()
 
 
 @dataclass
@@ -133,8 +137,8 @@ def found_reply(clips: int, found: int, *, status: int = 0) -> web.Response:
         {
             "status": np.full((clips, 1), status, np.int32),
             "num_detections": np.full((clips, 1), found, np.int32),
-            "boxes": np.tile(np.float32([0, 0, 0.5, 1]), (clips, found, 1)),
-            "scores": np.tile(np.float32([0.1, 0.75, 0.2]), (clips, found, 1)),
+            "boxes": np.tile(np.array([0, 0, 0.5, 1], np.float32), (clips, found, 1)),
+            "scores": np.tile(np.array([0.1, 0.75, 0.2], np.float32), (clips, found, 1)),
         },
         kind="outputs",
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -365,10 +365,12 @@ class ThreadRecorder(TimingRecorder):
         super().__init__()
         self.threads: set[threading.Thread] = set()
 
-    def span(self, name: str, **attributes: float | str) -> AbstractContextManager[None]:
+    @contextmanager
+    def span(self, name: str, **attributes: float | str) -> Iterator[None]:
         """Note the thread, then record."""
         self.threads.add(threading.current_thread())
-        return super().span(name, **attributes)
+        with super().span(name, **attributes):
+            yield
 
 
 @pytest.mark.fault("O10")
