@@ -86,7 +86,7 @@ class PictureBranch(nn.Module):
 
 
 class MotionBranch(nn.Module):
-    """The whole clip `(B, 3, 16, 224, 224)` to maps of strides 8, 16, 32.
+    """The whole clip at half its size, `(B, 3, 16, 112, 112)`, to maps of strides 8, 16, 32.
 
     Time is folded into channels by a learned 1x1 convolution, which can keep what a mean over time would blur: where
     things are in the last frame.
@@ -102,8 +102,7 @@ class MotionBranch(nn.Module):
         self.top_down = TopDown((b * CLIP_LENGTH // 2, c * CLIP_LENGTH // 4, d * CLIP_LENGTH // 8))
 
     def forward(self, clip: Tensor) -> list[Tensor]:
-        halved = functional.avg_pool2d(clip.flatten(1, 2), 2).unflatten(1, (3, CLIP_LENGTH))
-        fine = self.to_8(self.stem(halved))
+        fine = self.to_8(self.stem(clip))
         middle = self.to_16(fine)
         maps = [features.flatten(1, 2) for features in (fine, middle, self.to_32(middle))]
         return cast(list[Tensor], self.top_down(maps))
@@ -154,16 +153,17 @@ class Detector(nn.Module):
         sides = torch.cat([torch.full(((SIDE // stride) ** 2,), float(stride)) for stride in STRIDES])
         self.register_buffer("strides", sides, persistent=False)
 
-    def raw(self, clip: Tensor) -> tuple[Tensor, Tensor]:
+    def raw(self, picture: Tensor, halved: Tensor) -> tuple[Tensor, Tensor]:
         """Boxes and logits.
 
         Args:
-            clip: `(B, 3, 16, 224, 224)` float32 RGB, ImageNet-normalised, oldest frame first.
+            picture: The key frame `(B, 3, 224, 224)` float32 RGB, ImageNet-normalised.
+            halved: The clip at half its size, `(B, 3, 16, 112, 112)` float32, likewise, oldest frame first.
 
         Returns:
             `(boxes, logits)`: `(B, N, 4)` x1, y1, x2, y2 in input pixels of the last frame, and `(B, N, 6)`.
         """
-        pictures, motions = self.picture(clip[:, :, -1]), self.motion(clip)
+        pictures, motions = self.picture(picture), self.motion(halved)
         parts = [head(*maps) for head, maps in zip(self.heads, zip(pictures, motions, strict=True), strict=True)]
         distances, logits = (torch.cat([part[which].flatten(2) for part in parts], dim=2) for which in (0, 1))
         distances = distances.transpose(1, 2) * self.strides[:, None]
@@ -171,16 +171,24 @@ class Detector(nn.Module):
         return boxes, logits.transpose(1, 2)
 
     def forward(self, clip: Tensor) -> Tensor:
-        """`(B, 10, N)`: centre x, centre y, width, height in input pixels, then six scores in 0..1."""
-        boxes, logits = self.raw(clip)
+        """Detections of a clip.
+
+        Args:
+            clip: `(B, 3, 16, 224, 224)` float32 RGB, ImageNet-normalised, oldest frame first.
+
+        Returns:
+            `(B, 10, N)`: centre x, centre y, width, height in input pixels, then six scores in 0..1.
+        """
+        halved = functional.avg_pool2d(clip.flatten(1, 2), 2).unflatten(1, (3, CLIP_LENGTH))
+        boxes, logits = self.raw(clip[:, :, -1], halved)
         low, high = boxes[:, :, :2], boxes[:, :, 2:]
         return torch.cat(((low + high) / 2, high - low, torch.sigmoid(logits)), dim=2).transpose(1, 2)
 
 
-def normalised(clips: Tensor) -> Tensor:
-    """`(B, T, H, W, 3)` uint8 RGB to `(B, 3, T, H, W)` float32, ImageNet-normalised."""
+def normalised(pictures: Tensor) -> Tensor:
+    """`(..., H, W, 3)` uint8 RGB to float32, ImageNet-normalised, the channels still last."""
     mean, std = torch.tensor(MEAN) * 255, torch.tensor(STD) * 255
-    return ((clips.float() - mean) / std).permute(0, 4, 1, 2, 3).contiguous()
+    return (pictures.float() - mean) / std
 
 
 def _centres(stride: int) -> Tensor:

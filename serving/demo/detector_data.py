@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline_ver2.main import resize
 from serving.demo.scene import Person
+from serving.demo.skeleton import LABELS
 from serving.demo.world import VISIBLE, grid_times, sample_aspect, sample_scene, sample_source_fps
 
 CLIP_LENGTH = 16
@@ -25,6 +27,38 @@ class ClipSample:
 
     frames: NDArray[np.uint8]
     persons: tuple[Person, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingView:
+    """What the network sees of a clip, and what it should say.
+
+    `picture` is the key frame, `(224, 224, 3)` uint8 RGB; `halved` the clip at half its size, `(16, 112, 112, 3)`;
+    `boxes` `(P, 4)` float32, x1, y1, x2, y2 in pixels of the picture; `actions` `(P,)` int64 indices of `LABELS`.
+    """
+
+    picture: NDArray[np.uint8]
+    halved: NDArray[np.uint8]
+    boxes: NDArray[np.float32]
+    actions: NDArray[np.int64]
+
+    def mirrored(self) -> TrainingView:
+        """The view with left and right exchanged."""
+        boxes = self.boxes[:, [2, 1, 0, 3]] * (-1, 1, -1, 1) + (SIDE, 0, SIDE, 0)
+        return TrainingView(self.picture[:, ::-1], self.halved[:, :, ::-1], boxes.astype(np.float32), self.actions)
+
+    def recoloured(self) -> TrainingView:
+        """The view with its colour channels turned round."""
+        return TrainingView(self.picture[..., [1, 2, 0]], self.halved[..., [1, 2, 0]], self.boxes, self.actions)
+
+
+def training_view(sample: ClipSample) -> TrainingView:
+    """A sample as the network is trained on it; halving averages 2x2 pixels, as the network itself does."""
+    half = (SIDE // 2, SIDE // 2)
+    halved = np.stack([cv2.resize(frame, half, interpolation=cv2.INTER_AREA) for frame in sample.frames])
+    boxes = np.array([person.box for person in sample.persons], np.float32).reshape(-1, 4) * SIDE
+    actions = np.array([LABELS.index(person.action) for person in sample.persons], np.int64)
+    return TrainingView(sample.frames[-1], halved.astype(np.uint8, copy=False), boxes, actions)
 
 
 def sample_clip(rng: np.random.Generator, *, source_fps: float | None = None, height: int | None = None) -> ClipSample:

@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 
 from serving.demo import seeds
-from serving.demo.detector import SIDE, Detector, normalised
-from serving.demo.detector_data import ClipSample, sample_clip
+from serving.demo.detector import Detector, normalised
+from serving.demo.detector_data import TrainingView, sample_clip, training_view
 from serving.demo.detector_export import check, export
 from serving.demo.detector_loss import Target, loss
-from serving.demo.skeleton import LABELS
 from serving.demo.training import Average, Budget, clip_gradients, load_checkpoint, save_checkpoint
 
 logger = logging.getLogger(__name__)
 
 LEARNING_RATE = 1.5e-3
-_FRESH, _REPLAYED = 4, 4
-_POOL = 128
+_FRESH, _REPLAYED = 3, 6
+_POOL = 240
 _WARM_UP_STEPS = 150
 _CHECKPOINT_S = 60.0
 _LOG_STEPS = 50
@@ -45,38 +44,43 @@ class Settings:
     first_seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Input of `Detector.raw`, and what it should say."""
+
+    pictures: Tensor
+    halved: Tensor
+    targets: list[Target]
+
+
 class Feed:
-    """Batches, drawn on the fly: new clips, and as many earlier ones mirrored, which halves the cost of drawing."""
+    """Batches, drawn on the fly: new clips, and two variants of each a while later, as drawing is expensive."""
 
     def __init__(self, next_seed: int) -> None:
         self.next_seed = next_seed
-        self._pool: list[ClipSample] = []
+        self._pool: list[TrainingView] = []
 
-    def batch(self) -> tuple[Tensor, list[Target]]:
-        """`(clips, targets)`: `(B, 16, 224, 224, 3)` uint8 RGB, and the people of each clip's last frame."""
-        fresh = [self._draw() for _ in range(_FRESH)]
+    def batch(self) -> Batch:
+        """The next batch."""
         chooser = np.random.default_rng(self.next_seed)
-        replayed = [self._take(chooser) for _ in range(_REPLAYED)] if len(self._pool) >= _POOL else []
-        self._pool.extend(fresh)
-        frames = [sample.frames for sample in fresh] + [sample.frames[:, :, ::-1] for sample in replayed]
-        targets = [target_of(sample) for sample in fresh] + [target_of(sample, mirrored=True) for sample in replayed]
-        return torch.from_numpy(np.stack(frames)), targets
+        views = [self._draw() for _ in range(_FRESH)]
+        variants = [variant for view in views for variant in (view.mirrored(), view.recoloured())]
+        if len(self._pool) >= _POOL:
+            views += [self._pool.pop(int(chooser.integers(len(self._pool)))) for _ in range(_REPLAYED)]
+        self._pool.extend(variants)
+        pictures = torch.from_numpy(np.stack([view.picture for view in views]))
+        halved = torch.from_numpy(np.stack([view.halved for view in views]))
+        targets = [Target(torch.from_numpy(view.boxes), torch.from_numpy(view.actions)) for view in views]
+        return Batch(
+            normalised(pictures).permute(0, 3, 1, 2).contiguous(),
+            normalised(halved).permute(0, 4, 1, 2, 3).contiguous(),
+            targets,
+        )
 
-    def _draw(self) -> ClipSample:
+    def _draw(self) -> TrainingView:
         sample = sample_clip(seeds.generator(seeds.TRAIN, self.next_seed))
         self.next_seed += 1
-        return sample
-
-    def _take(self, chooser: np.random.Generator) -> ClipSample:
-        return self._pool.pop(int(chooser.integers(len(self._pool))))
-
-
-def target_of(sample: ClipSample, *, mirrored: bool = False) -> Target:
-    """The people of a sample as the loss wants them."""
-    boxes = torch.tensor([person.box for person in sample.persons], dtype=torch.float32).reshape(-1, 4) * SIDE
-    if mirrored:
-        boxes = torch.stack((SIDE - boxes[:, 2], boxes[:, 1], SIDE - boxes[:, 0], boxes[:, 3]), dim=1)
-    return Target(boxes, torch.tensor([LABELS.index(person.action) for person in sample.persons], dtype=torch.int64))
+        return training_view(sample)
 
 
 class Trainer:
@@ -117,12 +121,12 @@ class Trainer:
         self.save()
 
     def _one_step(self) -> int:
-        clips, targets = self.feed.batch()
+        batch = self.feed.batch()
         for group in self.optimiser.param_groups:
             warm = min(1.0, (self.step + 1) / _WARM_UP_STEPS)
             group["lr"] = self.settings.learning_rate * warm * (1 - self.budget.share)
-        boxes, logits = self.model.raw(normalised(clips))
-        value = loss(boxes, logits, self.model.anchors, targets)
+        boxes, logits = self.model.raw(batch.pictures, batch.halved)
+        value = loss(boxes, logits, self.model.anchors, batch.targets)
         self.optimiser.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         if clip_gradients(self.model, 10):
@@ -132,7 +136,7 @@ class Trainer:
             logger.warning("step %d left out: its gradients are not finite", self.step)
         self.losses.append(value.item())
         self.step += 1
-        return len(clips)
+        return len(batch.targets)
 
     def save(self) -> None:
         """Write the checkpoint."""
