@@ -24,7 +24,7 @@ from pipeline_ver2.errors import VideoError
 from pipeline_ver2.probe import Header, Orientation, VideoInfo, open_video
 
 _MAX_READ_FAILURES = 100
-_BACK_JUMP_S = Fraction(1, 2)  # further back is a new timeline, not a frame out of order
+_BACK_STEPS = 3  # so many frames back is a new timeline, less is a frame out of order
 _FORWARD_JUMP_S = Fraction(600)
 _SHORTFALL = 0.9
 _MATRICES = frozenset({0, 1, 2, 4, 5, 6, 7, 9})  # AVCOL_SPC_ of the colour matrices libswscale knows
@@ -97,10 +97,11 @@ class Timeline:
             self._origin = stamp * self._time_base - time
         elif self.last is not None:
             wanted = stamp * self._time_base - self._origin
-            if -_BACK_JUMP_S < wanted - self.last <= 0:
+            ahead = wanted - self.last
+            if -_BACK_STEPS * self.step < ahead <= 0:
                 self.repeated += 1
                 return None
-            if -_BACK_JUMP_S < wanted - self.last <= _FORWARD_JUMP_S:
+            if 0 < ahead <= _FORWARD_JUMP_S:
                 time = wanted
             else:
                 self.jumps += 1

@@ -1,0 +1,483 @@
+"""Probing and reading of videos: every fault of the files that this layer answers for."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline_ver2.errors import VideoError
+from pipeline_ver2.main import VideoInfo, probe_video
+from pipeline_ver2.probe import Orientation, plausible_count, plausible_duration, plausible_rate
+from pipeline_ver2.video import Damage, ExtractionReport, Timeline, VideoReader
+from tests.videos import cut, damaged, ffmpeg, folder, lavfi, number_of, numbered, steady
+
+THIRTY_FPS = steady(30, 2)
+
+
+def base() -> Path:
+    return numbered("base.mp4", THIRTY_FPS)
+
+
+def raw() -> Path:
+    """An H.264 stream without a container, which says 30 frames/s itself."""
+    steady_rate = ffmpeg("steady.mp4", "-i", str(base()), "-r", "30", "-crf", "12")
+    return ffmpeg("raw.h264", "-i", str(steady_rate), "-c", "copy", "-bsf:v", "h264_mp4toannexb")
+
+
+def read(path: Path, threads: int = 1) -> tuple[list[int], list[float], VideoInfo, ExtractionReport]:
+    """Numbers and times of all frames, with what was said about the file."""
+    numbers, times = [], []
+    with VideoReader(path, threads=threads) as reader:
+        while (frame := reader.next_frame()) is not None:
+            numbers.append(number_of(reader.rgb(frame.picture)))
+            times.append(float(frame.time))
+        return numbers, times, reader.info, reader.report
+
+
+def first_picture(path: Path) -> np.ndarray:
+    with VideoReader(path) as reader:
+        frame = reader.next_frame()
+        assert frame is not None
+        return reader.rgb(frame.picture)
+
+
+def corners(rgb: np.ndarray) -> list[str]:
+    """Colours near the corners, clockwise from the top left."""
+    height, width = rgb.shape[:2]
+    places = [(8, 8), (8, width - 9), (height - 9, width - 9), (height - 9, 8)]
+    names = {(255, 0, 0): "red", (0, 255, 0): "green", (0, 0, 255): "blue", (255, 255, 255): "white"}
+    return [names[tuple(int(c > 127) * 255 for c in rgb[place])] for place in places]
+
+
+def quadrants() -> Path:
+    boxes = "drawbox=0:0:80:60:red:fill,drawbox=80:0:80:60:lime:fill,drawbox=80:60:80:60:blue:fill"
+    return lavfi("quadrants.mp4", f"color=white:s=160x120:r=30:d=0.2,{boxes}", "-pix_fmt", "yuv420p")
+
+
+def test_probe_says_what_a_plain_file_is() -> None:
+    """Size, duration, rate, codec and count come from a sound header."""
+    path = base()
+    assert probe_video(path) == VideoInfo(path, 160, 96, 2.0, 30.0, 0, "h264", "container", 60)
+
+
+def test_every_frame_comes_once_in_order_with_its_time() -> None:
+    """B-frames and all: frame k is number k at k/30 s."""
+    numbers, times, _, report = read(base())
+    assert numbers == list(range(60))
+    assert times == pytest.approx([float(time) for time in THIRTY_FPS], abs=1e-5)
+    assert (report.frames_decoded, report.damaged, report.warnings) == (60, [], [])
+    assert report.fps == pytest.approx(30)
+
+
+@pytest.mark.fault("V1")
+@pytest.mark.parametrize(
+    ("counterclockwise", "expected", "degrees"),
+    [
+        (0, ["red", "green", "blue", "white"], 0),
+        (90, ["green", "blue", "white", "red"], 270),
+        (180, ["blue", "white", "red", "green"], 180),
+        (270, ["white", "red", "green", "blue"], 90),
+    ],
+)
+def test_rotated_recordings_stand_upright(counterclockwise: int, expected: list[str], degrees: int) -> None:
+    """The display matrix is applied once, to size and pixels."""
+    name = f"rotated{counterclockwise}.mp4"
+    path = ffmpeg(name, "-display_rotation", str(counterclockwise), "-i", str(quadrants()), "-c", "copy")
+    info, picture = probe_video(path), first_picture(path)
+    assert corners(picture) == expected
+    assert info.rotation == degrees
+    assert (info.height, info.width) == picture.shape[:2] == ((160, 120) if degrees % 180 else (120, 160))
+
+
+@pytest.mark.fault("V1")
+@pytest.mark.parametrize(
+    ("flip", "expected"),
+    [("-display_hflip", ["green", "red", "white", "blue"]), ("-display_vflip", ["white", "blue", "green", "red"])],
+)
+def test_mirrored_recordings_are_mirrored_back(flip: str, expected: list[str]) -> None:
+    """A display matrix that mirrors is no rotation by 180 degrees."""
+    path = ffmpeg(f"mirrored{flip}.mp4", flip, "-i", str(quadrants()), "-c", "copy")
+    assert corners(first_picture(path)) == expected
+
+
+@pytest.mark.parametrize("turned", [Orientation(transpose=True), Orientation(flip_rows=True, flip_columns=True)])
+def test_turning_an_empty_strip_keeps_the_layout(turned: Orientation) -> None:
+    """A one-pixel-high frame is turned like any other."""
+    strip = np.arange(9, dtype=np.uint8).reshape(1, 3, 3)
+    result = turned.apply(strip)
+    assert result.shape == ((3, 1, 3) if turned.transpose else (1, 3, 3))
+    assert sorted(result.ravel()) == list(range(9))
+
+
+@pytest.mark.fault("V2")
+def test_variable_frame_rate_keeps_presentation_times() -> None:
+    """Times are the file's own, not index / rate."""
+    times = (*steady(30, 1), *(1 + Fraction(number, 6) for number in range(6)))
+    numbers, found, info, report = read(numbered("variable.mp4", times))
+    assert numbers == list(range(36))
+    assert found == pytest.approx([float(time) for time in times], abs=1e-5)
+    assert info.timestamps == "container"
+    assert report.warnings == []
+
+
+@pytest.mark.fault("V4")
+def test_without_timestamps_times_are_index_by_rate() -> None:
+    """A raw H.264 stream is flagged and told."""
+    numbers, times, info, report = read(raw())
+    assert numbers == list(range(60))
+    assert times == pytest.approx([number / 30 for number in range(60)])
+    assert (info.timestamps, info.duration_s, info.fps) == ("estimated", None, 30)
+    assert report.warnings == ["no timestamps in the file; times are estimated at 30 frames/s"]
+
+
+@pytest.mark.fault("V4")
+def test_avi_frames_come_in_order_with_growing_times() -> None:
+    """AVI stores decode order only; B-frames must not make times go back and frames be dropped."""
+    numbers, times, _, report = read(ffmpeg("base.avi", "-i", str(base()), "-c", "copy"))
+    assert numbers == list(range(60))
+    assert times == pytest.approx([number / 30 for number in range(60)], abs=0.002)
+    assert report.warnings == []
+
+
+@pytest.mark.fault("V5")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("late.ts", ("-i", "{}", "-c", "copy", "-output_ts_offset", "5")),
+        ("late.mkv", ("-itsoffset", "5", "-i", "{}", "-c", "copy")),
+        ("late.mp4", ("-itsoffset", "5", "-i", "{}", "-c", "copy", "-copyts")),
+    ],
+)
+def test_time_0_is_the_first_frame(name: str, arguments: tuple[str, ...]) -> None:
+    """A start time of the container does not move the video's own time."""
+    numbers, times, _, _ = read(ffmpeg(name, *(argument.format(base()) for argument in arguments)))
+    assert numbers == list(range(60))
+    assert times == pytest.approx([number / 30 for number in range(60)], abs=0.001)
+
+
+@pytest.mark.fault("V6")
+def test_a_copied_cut_counts_what_is_decoded_and_warns_of_nothing() -> None:
+    """Frames the container itself leaves out of its edit are no shortfall."""
+    path = ffmpeg("ss.mp4", "-ss", "0.5", "-i", str(base()), "-c", "copy")
+    numbers, times, info, report = read(path)
+    assert numbers == list(range(15, 60))
+    assert times[0] == 0
+    assert info.frames_header == 60
+    assert (report.warnings, report.damaged) == ([], [])
+
+
+@pytest.mark.fault("V6")
+def test_a_large_shortfall_against_the_header_is_a_warning() -> None:
+    """The first 60 % of a file whose index is at the front."""
+    whole = ffmpeg("front.mp4", "-i", str(base()), "-c", "copy", "-movflags", "+faststart")
+    numbers, _, _, report = read(cut("front60.mp4", whole, 0.6))
+    assert 10 < len(numbers) < 54
+    assert numbers == list(range(len(numbers)))
+    assert report.warnings == [f"the header promises 60 frames, {len(numbers)} are there"]
+
+
+@pytest.mark.fault("V6")
+def test_a_cut_matroska_is_measured_by_its_duration() -> None:
+    """Matroska has no frame count; its DURATION tag tells the shortfall."""
+    whole = ffmpeg("whole.mkv", "-i", str(base()), "-c", "copy", "-cluster_time_limit", "200")
+    _, times, info, report = read(cut("cut.mkv", whole, 0.6))
+    assert info.duration_s == pytest.approx(2, abs=0.01)
+    assert times[-1] < 1.7
+    assert any("the header promises 2.00 s" in warning for warning in report.warnings)
+
+
+@pytest.mark.fault("V6")
+def test_live_webm_without_duration_is_read_to_its_end() -> None:
+    """No duration and no count in the header: unknown, nothing missing."""
+    path = ffmpeg("live.webm", "-i", str(base()), "-c:v", "libvpx", "-live", "1", "-deadline", "realtime")
+    numbers, _, info, report = read(path)
+    assert len(numbers) == 60
+    assert (info.duration_s, info.frames_header, report.warnings) == (None, None, [])
+
+
+@pytest.mark.fault("V7")
+def test_rates_of_a_header_are_checked() -> None:
+    """Artefacts of a time base are no frame rate."""
+    senseless = [None, Fraction(0), Fraction(1000), Fraction(90_000), Fraction(-30)]
+    assert not any(plausible_rate(rate) for rate in senseless)
+    assert all(plausible_rate(rate) for rate in [Fraction(1, 10), Fraction(30_000, 1001), Fraction(240)])
+
+
+@pytest.mark.fault("V7")
+def test_durations_and_counts_of_a_header_are_checked() -> None:
+    """NaN, negative and huge are unknown."""
+    durations = [None, 0.0, -1.0, float("nan"), float("inf"), 1e12, 2.5]
+    assert [plausible_duration(value) for value in durations] == [None] * 6 + [2.5]
+    counts = [plausible_count(-1, 2), plausible_count(0, 2), plausible_count(2**62, 2), plausible_count(60, 2)]
+    assert counts == [None, None, None, 60]
+    assert plausible_count(2**62, None) is None
+
+
+@pytest.mark.fault("V7")
+@pytest.mark.parametrize("rate", [1000, 90_000])
+def test_a_senseless_rate_in_the_header_is_passed_over(rate: int) -> None:
+    """A file that says 1000 or 90000 frames/s and shows 25."""
+    path = numbered(f"rate{rate}.mkv", steady(25, 1), rate=rate)
+    numbers, times, info, report = read(path)
+    assert info.fps == pytest.approx(25)
+    assert numbers == list(range(25))
+    assert times == pytest.approx([number / 25 for number in range(25)], abs=0.001)
+    assert report.fps == pytest.approx(25, rel=0.01)
+
+
+@pytest.mark.fault("V8")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_damage_in_the_middle_is_reported_and_decoding_goes_on(threads: int) -> None:
+    """6,000 bytes overwritten: whole before and after, the range between told, the same every time."""
+    whole = lavfi("six.mp4", "testsrc2=s=160x120:r=30:d=6", "-pix_fmt", "yuv420p", "-g", "30", "-threads", "1")
+    path = damaged("damaged.mp4", whole, at=0.4, size=6000)
+    _, times, _, report = read(path, threads)
+    ((start, end),) = report.damaged
+    assert 1.5 < start < 3
+    assert start < end <= start + 2
+    assert times[-1] == pytest.approx(179 / 30)
+    missing = [n for n in range(180) if n not in {round(time * 30) for time in times}]
+    assert missing
+    assert all(start * 30 - 0.5 <= n <= end * 30 for n in missing)
+    assert read(path, threads)[1] == times
+
+
+@pytest.mark.fault("V8")
+def test_a_sound_file_has_no_damage() -> None:
+    """The same file untouched reports nothing."""
+    whole = lavfi("six.mp4", "testsrc2=s=160x120:r=30:d=6", "-pix_fmt", "yuv420p", "-g", "30", "-threads", "1")
+    assert read(whole)[3].damaged == []
+
+
+@pytest.mark.fault("V8")
+def test_damage_at_the_end_is_closed_by_the_end() -> None:
+    """A last packet cut in half is a damaged range, not plain success."""
+    whole = ffmpeg("front.mp4", "-i", str(base()), "-c", "copy", "-movflags", "+faststart")
+    data = whole.read_bytes()
+    path = folder() / "tail.mp4"
+    path.write_bytes(data[:-40])
+    report = read(path)[3]
+    assert report.damaged
+    assert report.damaged[-1][1] >= 59 / 30
+
+
+def test_damage_ends_at_the_next_whole_intra_frame() -> None:
+    """A range opens at the earliest bad frame and closes at the first key frame after the latest."""
+    ranges: list[tuple[float, float]] = []
+    damage = Damage(ranges)
+    damage.clean_key(Fraction(0))
+    damage.hit(Fraction(2))
+    damage.hit(Fraction(1))
+    damage.clean_key(Fraction(2))
+    assert ranges == []
+    damage.clean_key(Fraction(3))
+    damage.hit(Fraction(5))
+    damage.close(Fraction(4))
+    assert ranges == [(1, 3), (5, 5)]
+
+
+@pytest.mark.fault("V9")
+def test_files_that_are_no_video_are_refused_with_the_reason() -> None:
+    """Each message names the file and says what is wrong."""
+    text = folder() / "text.mp4"
+    text.write_text("not a video\n" * 100)
+    (folder() / "empty.mp4").touch()
+    sound = lavfi("sound.m4a", "sine=d=0.3", "-c:a", "aac")
+    jpeg = lavfi("one.jpg", "testsrc=s=64x48", "-frames:v", "1")
+    png = lavfi("one.png", "testsrc=s=64x48", "-frames:v", "1")
+    cover_options = ("-map", "0", "-map", "1", "-c:a", "copy", "-c:v", "mjpeg", "-disposition:v", "attached_pic")
+    reasons = {
+        folder() / "missing.mp4": "no such file",
+        folder(): "not a file",
+        folder() / "empty.mp4": "the file is empty",
+        text: "not a video",
+        cut("truncated.mp4", base(), 0.6): "truncated, its index (moov) is missing",
+        sound: "holds no video stream",
+        jpeg: "a single JPEG picture",
+        png: "a single PNG picture",
+        ffmpeg("cover.m4a", "-i", str(sound), "-i", str(jpeg), *cover_options): "holds only a cover picture",
+    }
+    for path, reason in reasons.items():
+        with pytest.raises(VideoError, match=path.name) as caught:
+            probe_video(path)
+        assert reason in str(caught.value)
+
+
+@pytest.mark.fault("V9")
+def test_a_video_of_which_nothing_decodes_is_refused() -> None:
+    """A sound index over pixels that are all noise."""
+    whole = ffmpeg("front.mp4", "-i", str(base()), "-c", "copy", "-movflags", "+faststart")
+    data = whole.read_bytes()
+    path = folder() / "noise.mp4"
+    at = data.index(b"mdat") + 4
+    path.write_bytes(data[:at] + bytes(len(data) - at))
+    with pytest.raises(VideoError, match="no frame of the video could be decoded"):
+        probe_video(path)
+
+
+@pytest.mark.fault("V9")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.mp4", "ffconcat version 1.0\nfile base.mp4\n"),
+        ("stream.mp4", "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nbase.mp4\n#EXT-X-ENDLIST\n"),
+        ("stream.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nbase.mp4\n#EXT-X-ENDLIST\n"),
+    ],
+)
+def test_lists_that_name_other_files_are_not_followed(name: str, text: str) -> None:
+    """A script or playlist must not make us open what it names."""
+    base()
+    path = folder() / name
+    path.write_text(text)
+    with pytest.raises(VideoError, match="not a video"):
+        probe_video(path)
+
+
+@pytest.mark.fault("V11")
+@pytest.mark.parametrize("pixels", ["yuv444p", "yuv422p", "yuv420p10le", "yuv444p10le", "gray"])
+def test_odd_sizes_and_other_pixel_formats_are_read(pixels: str) -> None:
+    """321x241 in 4:4:4, 4:2:2, 10 bits and grey becomes RGB of that size."""
+    name = f"odd-{pixels}.mkv"
+    filters = f"scale=321:241,format={pixels}"
+    codec = ("-c:v", "ffv1") if pixels.startswith(("yuv422", "yuv420")) else ()  # libx264 wants even sizes there
+    path = lavfi(name, "color=gray:s=320x240:r=30:d=0.1", "-vf", filters, "-sws_flags", "neighbor", *codec)
+    picture = first_picture(path)
+    assert picture.shape == (241, 321, 3)
+    assert picture.dtype == np.uint8
+    assert picture.flags.c_contiguous
+    assert np.abs(picture.astype(int) - 128).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("matrix", "tag", "span"),
+    [("bt601", "smpte170m", "tv"), ("bt601", "smpte170m", "pc"), ("bt709", "bt709", "tv"), ("bt709", "bt709", "pc")],
+)
+def test_red_is_red_in_every_colour_matrix_and_range(matrix: str, tag: str, span: str) -> None:
+    """A solid red frame comes out within 6 levels of (255, 0, 0)."""
+    filters = f"scale=out_color_matrix={matrix}:out_range={span},format=yuv420p"
+    options = ("-vf", filters, "-colorspace", tag, "-color_range", span, "-crf", "5")
+    picture = first_picture(lavfi(f"red-{matrix}-{span}.mp4", "color=red:s=160x120:r=30:d=0.1", *options))
+    assert np.abs(picture.astype(int) - (255, 0, 0)).max() <= 6
+
+
+def test_a_colour_matrix_nobody_converts_is_read_as_the_usual_one() -> None:
+    """ICtCp in the header of a plain file is a warning, not a failure."""
+    red = lavfi("red.mp4", "color=red:s=160x120:r=30:d=0.1", "-pix_fmt", "yuv420p")
+    _, _, _, report = read(
+        ffmpeg("ictcp.mp4", "-i", str(red), "-c", "copy", "-bsf:v", "h264_metadata=matrix_coefficients=14")
+    )
+    assert report.warnings == ["the colour matrix is not supported; colours were read as BT.601"]
+
+
+ODD_NAMES = (
+    "vidéo de été.mp4",
+    "監視カメラ 一.mp4",
+    'it\'s "quoted".mp4',
+    "a#b?c=d.mp4",
+    "frame%05d.mp4",
+    "concat:x|y.mp4",
+    "-i.mp4",
+    "[1].mp4",
+    f"{'n' * 240}.mp4",
+    "line\nbreak.mp4",
+)
+
+
+@pytest.mark.fault("V13")
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_file_names_are_only_names(name: str) -> None:
+    """No character of a name has a meaning to the reader."""
+    path = folder() / name
+    path.write_bytes(base().read_bytes())
+    assert probe_video(path).frames_header == 60
+
+
+@pytest.mark.fault("V13")
+@pytest.mark.parametrize("name", [f"{'n' * 300}.mp4", "nul\0byte.mp4"])
+def test_names_no_file_can_have_are_video_errors(name: str) -> None:
+    """Too long or with a NUL: our error, not the system's."""
+    with pytest.raises(VideoError):
+        probe_video(folder() / name)
+
+
+def test_a_size_that_changes_is_scaled_to_the_first() -> None:
+    """Boxes refer to one size; a change in the stream is told."""
+    small = lavfi("small.ts", "color=red:s=160x120:r=30:d=0.2", "-pix_fmt", "yuv420p")
+    large = lavfi("large.ts", "color=red:s=320x240:r=30:d=0.2", "-pix_fmt", "yuv420p")
+    path = folder() / "changing.ts"
+    path.write_bytes(small.read_bytes() + large.read_bytes())
+    with VideoReader(path) as reader:
+        shapes = []
+        while (frame := reader.next_frame()) is not None:
+            shapes.append(reader.rgb(frame.picture).shape)
+        assert set(shapes) == {(120, 160, 3)}
+        assert len(shapes) >= 11
+        assert any("frame size changes" in warning for warning in reader.report.warnings)
+
+
+MILLISECOND = Fraction(1, 1000)
+
+
+def place_all(stamps: list[int | None], *, estimated: bool = False) -> tuple[list[float | None], Timeline]:
+    timeline = Timeline(MILLISECOND, Fraction(1, 25), estimated=estimated)
+    times = [timeline.place(stamp) for stamp in stamps]
+    return [None if time is None else float(time) for time in times], timeline
+
+
+def test_repeated_and_earlier_timestamps_drop_the_frame() -> None:
+    """Times only grow; what does not fit is dropped and counted."""
+    times, timeline = place_all([100, 140, 140, 120, 180])
+    assert times == [0, 0.04, None, None, 0.08]
+    assert timeline.repeated == 2
+
+
+def test_missing_timestamps_are_placed_by_the_rate() -> None:
+    """A frame without a timestamp follows the one before it; the first may lack one too."""
+    times, timeline = place_all([None, 40, None, 120])
+    assert times == [0, 0.04, 0.08, 0.12]
+    assert timeline.missing == 2
+
+
+@pytest.mark.parametrize("second", [0, 10_000_000])
+def test_a_jump_starts_a_new_timeline_that_goes_on(second: int) -> None:
+    """A recording whose clock restarts or leaps keeps all its frames and fills no hours with one."""
+    times, timeline = place_all([5000, 5040, second, second + 40])
+    assert times == [0, 0.04, 0.08, 0.12]
+    assert timeline.jumps == 1
+
+
+def test_a_long_pause_is_no_jump() -> None:
+    """A still screen for a minute is real."""
+    assert place_all([0, 60_000])[0] == [0, 60]
+
+
+def test_nothing_placed_is_time_0() -> None:
+    """Before the first frame there is only 0."""
+    timeline = Timeline(MILLISECOND, Fraction(1, 25), estimated=False)
+    assert (timeline.expected, timeline.origin, timeline.locate(7)) == (0, 0, 0)
+
+
+def test_estimated_times_ignore_timestamps() -> None:
+    """What a demuxer makes up counts for nothing."""
+    assert place_all([7, 7, None, -3], estimated=True)[0] == [0, 0.04, 0.08, 0.12]
+
+
+def test_a_closed_reader_has_released_the_file() -> None:
+    """Closing half-way, and twice, is fine."""
+    reader = VideoReader(base())
+    assert reader.next_frame() is not None
+    reader.close()
+    reader.close()
+    assert not [entry for entry in Path("/proc/self/fd").iterdir() if entry.exists() and entry.resolve() == base()]
+
+
+def test_after_the_end_there_is_nothing_more() -> None:
+    """Asking again returns None and repeats no warning."""
+    with VideoReader(raw()) as reader:
+        while reader.next_frame() is not None:
+            pass
+        assert reader.next_frame() is None
+        assert len(reader.report.warnings) == 1
