@@ -177,7 +177,7 @@ def pack_tensors(
         `(parts, head_length)`: the pieces of the body, not joined so that pixels are not copied, and the length
         of the JSON head in bytes for the `Inference-Header-Content-Length` header.
     """
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     described = [
         {
             "name": name,
