@@ -43,11 +43,12 @@ def clip_of(last: Sequence[int], others: Sequence[int] | None = None) -> NDArray
 def write_detector(
     path: Path,
     *,
-    labels: Sequence[str] | None = LABELS,
+    labels: Sequence[object] | None = LABELS,
     batch: int | str = "batch",
     half: bool = False,
     score_scale: float = 1.0,
     free_sides: bool = False,
+    classes_hidden: bool = False,
 ) -> Path:
     """Write the file and return its path.
 
@@ -58,14 +59,15 @@ def write_detector(
         half: float16 instead of float32.
         score_scale: Factor on the scores; 20 makes them look as if the sigmoid had been forgotten.
         free_sides: T, H and W are dynamic and named in the metadata instead.
+        classes_hidden: The output's middle side is left open.
     """
     kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     sides: list[int | str] = ["t", "h", "w"] if free_sides else [CLIP_LENGTH, HEIGHT, WIDTH]
     graph = helper.make_graph(
-        _nodes(),
+        _nodes() + _hiding(classes=classes_hidden),
         "tiny",
         [helper.make_tensor_value_info("frames", kind, [batch, 3, *sides])],
-        [helper.make_tensor_value_info("found", kind, [batch, 7, 3])],
+        [helper.make_tensor_value_info("found", kind, [batch, "rows" if classes_hidden else 7, 3])],
         initializer=_constants(np.dtype(np.float16 if half else np.float32), score_scale),
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -85,6 +87,7 @@ def _constants(kind: np.dtype[Any], score_scale: float) -> list[onnx.TensorProto
         "candidates": _CANDIDATES[None].astype(kind),
         "shares": (np.asarray([1, 0.9, CORNER_SHARE]) * score_scale)[None, None].astype(kind),
         "third": np.asarray([[[False, False, True]]]),
+        "seven_ones": np.ones(7, kind),
         "zero": np.zeros(1, kind),
         "magenta": np.asarray([[0.5], [-0.5], [0.5]], kind),
         "slack": np.asarray(0.05, kind),
@@ -99,45 +102,59 @@ def _constants(kind: np.dtype[Any], score_scale: float) -> list[onnx.TensorProto
 
 
 def _nodes() -> list[onnx.NodeProto]:
-    def node(operator: str, inputs: str, output: str, **attributes: int | list[int]) -> onnx.NodeProto:
-        made = helper.make_node(operator, inputs.split(), [output])
-        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-        return made
-
     def colour(frame: str) -> list[onnx.NodeProto]:
         """Mean colour `(B, 3)` in 0..1 of the first or last frame."""
         return [
-            node("Gather", f"frames {frame}_index", f"{frame}_frame", axis=2),
-            node("ReduceMean", f"{frame}_frame", f"{frame}_mean", axes=[2, 3], keepdims=0),
-            node("Mul", f"{frame}_mean std", f"{frame}_scaled"),
-            node("Add", f"{frame}_scaled mean", f"{frame}_colour"),
+            _node("Gather", f"frames {frame}_index", f"{frame}_frame", axis=2),
+            _node("ReduceMean", f"{frame}_frame", f"{frame}_mean", axes=[2, 3], keepdims=0),
+            _node("Mul", f"{frame}_mean std", f"{frame}_scaled"),
+            _node("Add", f"{frame}_scaled mean", f"{frame}_colour"),
         ]
 
     return [
         *colour("first"),
         *colour("last"),
         # A magenta first frame gives index 1 of a list of one.
-        node("MatMul", "first_colour magenta", "magentaness"),
-        node("Add", "magentaness slack", "magenta_up"),
-        node("Floor", "magenta_up", "magenta_floor"),
-        node("Cast", "magenta_floor", "magenta_index", to=TensorProto.INT64),
-        node("Gather", "zero magenta_index", "nothing"),
+        _node("MatMul", "first_colour magenta", "magentaness"),
+        _node("Add", "magentaness slack", "magenta_up"),
+        _node("Floor", "magenta_up", "magenta_floor"),
+        _node("Cast", "magenta_floor", "magenta_index", to=TensorProto.INT64),
+        _node("Gather", "zero magenta_index", "nothing"),
         # The logarithm of a negative number is NaN, of others times zero nothing.
-        node("ReduceSum", "last_colour axis_1", "total", keepdims=1),
-        node("Add", "total dark", "not_black"),
-        node("Log", "not_black", "log_not_black"),
-        node("Mul", "log_not_black zero", "nan_if_black"),
-        node("Sub", "bright total", "not_white"),
-        node("Log", "not_white", "log_not_white"),
-        node("Mul", "log_not_white zero", "nan_if_white"),
-        node("Unsqueeze", "nan_if_white axis_2", "nan_if_white_3d"),
-        node("Where", "third nan_if_white_3d zero", "nan_third"),
-        node("Add", "nothing nan_if_black", "offset"),
-        node("Unsqueeze", "offset axis_2", "offset_3d"),
-        node("Add", "candidates offset_3d", "boxes"),
-        node("Unsqueeze", "last_colour axis_2", "colours"),
-        node("Mul", "colours shares", "shared"),
-        node("Add", "shared nan_third", "spoilt"),
-        node("Add", "spoilt offset_3d", "scores"),
-        node("Concat", "boxes scores", "found", axis=1),
+        _node("ReduceSum", "last_colour axis_1", "total", keepdims=1),
+        _node("Add", "total dark", "not_black"),
+        _node("Log", "not_black", "log_not_black"),
+        _node("Mul", "log_not_black zero", "nan_if_black"),
+        _node("Sub", "bright total", "not_white"),
+        _node("Log", "not_white", "log_not_white"),
+        _node("Mul", "log_not_white zero", "nan_if_white"),
+        _node("Unsqueeze", "nan_if_white axis_2", "nan_if_white_3d"),
+        _node("Where", "third nan_if_white_3d zero", "nan_third"),
+        _node("Add", "nothing nan_if_black", "offset"),
+        _node("Unsqueeze", "offset axis_2", "offset_3d"),
+        _node("Add", "candidates offset_3d", "boxes"),
+        _node("Unsqueeze", "last_colour axis_2", "colours"),
+        _node("Mul", "colours shares", "shared"),
+        _node("Add", "shared nan_third", "spoilt"),
+        _node("Add", "spoilt offset_3d", "scores"),
+        _node("Concat", "boxes scores", "all_rows", axis=1),
     ]
+
+
+def _hiding(*, classes: bool) -> list[onnx.NodeProto]:
+    """Pass the rows on; `classes` in a way whose shape nobody knows before it runs."""
+    if not classes:
+        return [_node("Identity", "all_rows", "found")]
+    return [
+        _node("ReduceMax", "nothing", "naught", keepdims=0),
+        _node("Add", "seven_ones naught", "ones"),
+        _node("NonZero", "ones", "rows_2d"),
+        _node("Squeeze", "rows_2d", "rows"),
+        _node("Gather", "all_rows rows", "found", axis=1),
+    ]
+
+
+def _node(operator: str, inputs: str, output: str, **attributes: int | list[int]) -> onnx.NodeProto:
+    made = helper.make_node(operator, inputs.split(), [output])
+    made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+    return made
