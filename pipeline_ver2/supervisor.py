@@ -36,7 +36,7 @@ RESTART_PAUSE_S = 0.25
 STABLE_S = 60.0
 """A daemon that was ready for this long starts again with a clean record."""
 
-_POLL_S = 0.1
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 0.5
 _REAP_S = 5.0
 _LOG_TAIL_BYTES = 8192
 _ERROR_MARK = "[ERROR] "
@@ -221,7 +221,7 @@ class Supervisor:
     async def _wait_until_ready(self, address: Address, daemon: _Daemon | None = None) -> Finding:
         """Ask until ready; for a stage that is not ours, until it is gone or turns out to be something else."""
         bound_s = self._config.stage2.start_timeout_s
-        last = Finding("absent")
+        last, pause_s = Finding("absent"), _FIRST_POLL_S
         try:
             async with asyncio.timeout(bound_s):
                 while True:
@@ -230,7 +230,8 @@ class Supervisor:
                         raise await _death_at_start(daemon)
                     if last.state == "ready" or (daemon is None and last.state != "starting"):
                         return last
-                    await asyncio.sleep(_POLL_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
         except TimeoutError as error:
             said = f"{address.key}: {address.title} at {address.url} is not ready after {bound_s:g} s ({last.detail})"
             raise StageUnreachable(said) from error
