@@ -114,7 +114,7 @@ class Stage1Service:
         threshold = self.config.threshold if request.threshold is None else request.threshold
         decoded = await asyncio.to_thread(self._decode, request.clips)
         good = [clip.frames for clip in decoded if isinstance(clip, DecodedClip)]
-        timed = Timed[list[ClipOutput]]([], 0, 0)
+        timed: Timed[list[ClipOutput]] = Timed([], 0, 0)
         if good:
             timed = await self._detect(np.stack(good), threshold, self.config.nms_iou, context.deadline_at)
         outputs = iter(timed.value)
