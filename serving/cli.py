@@ -80,6 +80,14 @@ def run(context: typer.Context) -> None:
     command.app(context.args, prog_name="zroact run")
 
 
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """The shipped benchmarks."""
+    from serving.bench import command
+
+    command.app(context.args, prog_name="zroact bench")
+
+
 async def _until_stopped(config: Config) -> None:
     """Keep the daemons up; the first signal stops them, a second one kills them."""
     task = asyncio.ensure_future(_keep_up(config))
