@@ -1,0 +1,87 @@
+"""`zroact bench`: the shipped benchmarks.
+
+Exit codes: 0 every bar that decides is reached, 1 one is missed or a run failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipeline_ver2.command import EXIT_FATAL, LOG_FORMAT, exit_codes
+from serving.bench import demo as demo_bench
+from serving.bench import seed as seed_bench
+from serving.bench.bars import Bar, passed
+from serving.bench.ideal import Workload
+from serving.bench.machine import describe_machine
+from serving.bench.rows import ROWS, choose_rows
+from serving.bench.tables import bars_table, demo_table, seed_table
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Shipped benchmarks: ratios of runs side by side, with bars.",
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+
+
+@app.command()
+def seed(
+    rows: Annotated[str | None, typer.Option(help=f"Comma-separated; by default {','.join(ROWS)}.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each row; the median counts.")] = 1,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Replay the documented workload on real daemons with emulated engines: each row against its ideal."""
+    with exit_codes():
+        _log_warnings()
+        chosen, workload = choose_rows(rows), Workload()
+        machine = describe_machine(seed_bench.PACKAGES)
+        figures = asyncio.run(seed_bench.measure(chosen, workload, repeat, _tell))
+    bars = seed_bench.bars_of(figures)
+    report = seed_bench.build_report(machine, workload, figures, bars)
+    _conclude(report, [seed_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
+@app.command()
+def demo(
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs after the warm-up.")] = 5,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Run the orchestrator against the sequential baseline with the demo models, in alternating pairs."""
+    with exit_codes():
+        _log_warnings()
+        machine = describe_machine([*seed_bench.PACKAGES, *demo_bench.MODEL_PACKAGES])
+        figures = asyncio.run(demo_bench.measure(pairs, _tell))
+    bars = demo_bench.bars_of(figures.pairs)
+    report = demo_bench.build_report(machine, figures, bars)
+    _conclude(report, [demo_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
+def _log_warnings() -> None:
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+
+
+def _tell(progress: str) -> None:
+    typer.echo(progress, err=True)
+
+
+def _conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        console = Console()
+        for table in tables:
+            console.print(table)
+    if not passed(bars):
+        raise typer.Exit(EXIT_FATAL)

@@ -1,0 +1,77 @@
+"""Where and on what a benchmark runs: the demo clip, a folder of its own, and daemons on free ports."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pipeline_ver2.config import (
+    Config,
+    Paths,
+    PipelineConfig,
+    Stage1Config,
+    Stage1Emulated,
+    Stage2Config,
+    Stage2Emulated,
+)
+from serving.bench.ideal import Workload
+
+CLIP = Path(__file__).parents[1] / "demo" / "clip.mp4"
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, symbolic links resolved."""
+    with tempfile.TemporaryDirectory(prefix="zroact-bench-") as name:
+        yield Path(name).resolve()
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports nobody listened on a moment ago."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def emulated_config(folder: Path, workload: Workload, limit: int) -> Config:
+    """Both stages emulated with the workload's service times, `limit` Stage 2 requests at a time."""
+    port1, port2 = free_ports(2)
+    return Config(
+        paths=paths_in(folder),
+        pipeline=PipelineConfig(
+            keyframe_interval=workload.keyframe_interval, slot_frames=workload.slot_frames, stage2_window=limit
+        ),
+        stage1=Stage1Config(
+            port=port1,
+            engine="emulated",
+            batch_size=workload.batch_size,
+            max_batch=workload.batch_size,
+            emulated=Stage1Emulated(service_s=workload.stage1_s),
+        ),
+        stage2=Stage2Config(
+            port=port2,
+            engine="emulated",
+            limit=limit,
+            emulated=Stage2Emulated(service_s=workload.stage2_s, per_extra_s=0),
+        ),
+    )
+
+
+def demo_config(folder: Path) -> Config:
+    """Both stages with the embedded demo models, everything else as by default."""
+    port1, port2 = free_ports(2)
+    return Config(
+        paths=paths_in(folder),
+        stage1=Stage1Config(port=port1, engine="onnx"),
+        stage2=Stage2Config(port=port2, engine="transformers"),
+    )
+
+
+def paths_in(folder: Path) -> Paths:
+    """Everything in one folder, which is the only media root."""
+    return Paths(media_roots=(folder,), data_dir=folder / "data", work_dir=folder / "work")

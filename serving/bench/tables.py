@@ -1,0 +1,74 @@
+"""Reports as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from serving.bench.bars import Bar
+
+
+def seed_table(report: Mapping[str, Any]) -> Table:
+    """The rows of the seed benchmark, one line each."""
+    documented = report["workload"]["documented_s"]
+    table = Table(title=f"The documented workload, {_engines(report)}", caption=_machine(report))
+    headings = ["row", "ideal s", "wall s", "wall / ideal", *(f"vs {value} s" for value in documented.values())]
+    for heading in (*headings, "vs sequential", "loop lag p50 / p99 / max"):
+        table.add_column(heading, justify="left" if heading == "row" else "right")
+    for row in report["rows"]:
+        table.add_row(
+            row["title"],
+            f"{row['ideal_s']:.3f}",
+            f"{row['wall_s']:.3f}",
+            f"{row['wall_over_ideal']:.3f}",
+            _percent(row["better_than_documented_percent"]),
+            _percent(row["better_than_documented_ab_percent"]),
+            _percent(row["better_than_sequential_percent"]),
+            _lag(row["runs"]),
+        )
+    return table
+
+
+def demo_table(report: Mapping[str, Any]) -> Table:
+    """The pairs of the demo benchmark, one line each."""
+    table = Table(title=f"The demo clip, {_engines(report)}", caption=_machine(report))
+    for heading in ("pair", "began", "orchestrator s", "baseline s", "ratio"):
+        table.add_column(heading, justify="left" if heading == "began" else "right")
+    for number, pair in enumerate(report["pairs"], start=1):
+        times = (f"{pair[name]:.2f}" for name in ("orchestrator_s", "baseline_s"))
+        table.add_row(str(number), pair["first"], *times, f"{pair['ratio']:.3f}")
+    table.add_row("median", "", "", "", f"{report['median_ratio']:.3f}")
+    return table
+
+
+def bars_table(bars: Sequence[Bar]) -> Table:
+    """The bars, one line each."""
+    table = Table(title="Bars")
+    for heading in ("bar", "value", "must be", ""):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for bar in bars:
+        table.add_row(bar.name, f"{bar.value:.3f}", f"{bar.op} {bar.target:g}", "ok" if bar.ok else "missed")
+    return table
+
+
+def _engines(report: Mapping[str, Any]) -> str:
+    told = (f"{stage} {engine}" for stage, engine in report["engines"].items())
+    return f"engines: {', '.join(told)}"
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    machine = report["machine"]
+    loads = " ".join(str(load) for load in machine["load_average"])
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, load before {loads}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f} %"
+
+
+def _lag(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The lag of the last run, if it was sampled."""
+    lag = runs[-1].get("loop_lag")
+    return "" if lag is None else f"{lag['p50_ms']:.1f} / {lag['p99_ms']:.1f} / {lag['max_ms']:.1f} ms"
