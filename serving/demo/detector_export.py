@@ -39,12 +39,24 @@ def export(model: Detector, path: Path) -> None:
     )
     if program is None:
         raise ConfigError("the exporter returned no program")
-    proto = program.model_proto
+    proto = _slim(program.model_proto)
     described = {"labels": LABELS, "clip_length": CLIP_LENGTH, "image_size": [SIDE, SIDE]}
     metadata = {name: json.dumps(value) for name, value in described.items()} | {"keyframe": "last"}
     onnx.helper.set_model_props(proto, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save_model(proto, str(path))
+
+
+def _slim(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Without what the exporter notes for debugging at each node: stack traces with paths, and shapes."""
+    for node in proto.graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.initializer):
+        value.ClearField("metadata_props")
+    proto.graph.ClearField("metadata_props")
+    proto.graph.ClearField("value_info")
+    return proto
 
 
 def difference(model: Detector, path: Path, batch: int) -> float:
