@@ -114,7 +114,8 @@ def _write(
             encoder.write(picture, frame.time)
             audio.copy_until(frame.time)
             frame = reader.next_frame()
-        encoder.finish()
+        audio.copy_until(reader.end_s)
+        encoder.finish(reader.end_s)
     damage = [f"damaged from {start:.2f} s to {end:.2f} s" for start, end in reader.report.damaged]
     return [*damage, *reader.report.warnings, *audio.warnings]
 
@@ -123,7 +124,8 @@ class _Encoder:
     """Encodes upright RGB frames as H.264 that browsers play: 4:2:0, even sizes, BT.709 limited range."""
 
     def __init__(self, output: OutputContainer, reader: VideoReader, threads: int | None) -> None:
-        options = {"preset": "veryfast", "crf": "23", **({"threads": str(threads)} if threads else {})}
+        # Without B-frames decoding and showing order are one, and MP4 can tell when the last frame ends.
+        options = {"preset": "veryfast", "crf": "23", "bf": "0", **({"threads": str(threads)} if threads else {})}
         rate = Fraction(reader.info.fps or 30).limit_denominator(1001)
         stream: VideoStream = output.add_stream("libx264", rate=rate, options=options)
         stream.width = reader.info.width + reader.info.width % 2
@@ -138,6 +140,7 @@ class _Encoder:
         self._output, self._stream = output, stream
         self._reformatter = VideoReformatter()
         self._last = -1
+        self._held: Packet[VideoStream] | None = None
 
     def write(self, rgb: NDArray[np.uint8], time: Fraction) -> None:
         """Encode one `(h, w, 3)` frame; an odd side is padded by one repeated line."""
@@ -153,11 +156,24 @@ class _Encoder:
         )
         self._last = max(round(time / _TIME_BASE), self._last + 1)
         frame.pts, frame.time_base = self._last, _TIME_BASE
-        self._output.mux(self._stream.encode(frame))
+        self._mux(frame)
 
-    def finish(self) -> None:
-        """Write the frames the encoder still holds."""
-        self._output.mux(self._stream.encode(None))
+    def finish(self, end: Fraction) -> None:
+        """Write what is still held; the last frame is shown until `end`."""
+        self._mux(None)
+        if self._held:
+            self._mux_held(round(end / _TIME_BASE))
+
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._stream.encode(frame):
+            if self._held and packet.pts is not None:
+                self._mux_held(packet.pts)
+            self._held = packet
+
+    def _mux_held(self, until: int) -> None:
+        if self._held and self._held.pts is not None:
+            self._held.duration = max(until - self._held.pts, 1)
+            self._output.mux_one(self._held)
 
 
 class _AudioCopy:
@@ -167,8 +183,8 @@ class _AudioCopy:
         self.warnings: list[str] = []
         self._output, self._origin = output, reader.origin_s
         self._container = open_container(reader.info.path)
-        self._packets: Iterator[Packet[AudioStream]] = iter(())
-        self._ahead: Packet[AudioStream] | None = None
+        self._packets: Iterator[tuple[Fraction, Packet[AudioStream]]] = iter(())
+        self._ahead: tuple[Fraction, Packet[AudioStream]] | None = None
         self._last_dts = -1
         streams = self._container.streams.audio
         if not streams:
@@ -182,9 +198,10 @@ class _AudioCopy:
 
     def copy_until(self, time: Fraction) -> None:
         """Copy the packets up to a time of the video."""
-        while (packet := self._ahead or next(self._packets, None)) is not None:
-            self._ahead = packet
-            if packet.pts * packet.time_base > time:  # type: ignore[operator]
+        while (ahead := self._ahead or next(self._packets, None)) is not None:
+            self._ahead = ahead
+            starts, packet = ahead
+            if starts > time:
                 return
             self._ahead = None
             self._output.mux_one(packet)
@@ -193,8 +210,8 @@ class _AudioCopy:
         """Release the source."""
         self._container.close()
 
-    def _read(self, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
-        """Packets from the video's time 0 on, in order, with their new timestamps."""
+    def _read(self, stream: AudioStream) -> Iterator[tuple[Fraction, Packet[AudioStream]]]:
+        """Packets from the video's time 0 on, in order, with their new timestamps, and when each starts."""
         try:
             for packet in self._container.demux(stream):
                 if packet.pts is None or packet.dts is None:
@@ -204,7 +221,7 @@ class _AudioCopy:
                     self._last_dts = packet.dts = packet.dts - offset
                     packet.pts -= offset
                     packet.stream = self._target
-                    yield packet
+                    yield packet.pts * packet.time_base, packet
         except FFmpegError as error:
             self.warnings.append(f"the audio ends early: {error.strerror}")
 

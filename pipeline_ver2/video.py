@@ -227,6 +227,11 @@ class VideoReader:
         return self._timeline.origin
 
     @property
+    def end_s(self) -> Fraction:
+        """Where the frame after the last one taken would be, by the file's rate."""
+        return self._timeline.expected
+
+    @property
     def pixel_aspect(self) -> Fraction:
         """Width / height of one pixel of the upright frame."""
         aspect = self._stream.sample_aspect_ratio or Fraction(1)

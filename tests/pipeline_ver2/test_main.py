@@ -105,7 +105,8 @@ def test_a_plain_30_fps_clip_has_the_documented_keyframes() -> None:
         if frame.full is None:
             assert frame.key_index is None
         else:
-            assert (frame.full.shape, frame.full.dtype) == ((96, 160, 3), np.uint8)
+            assert frame.full.shape == (96, 160, 3)
+            assert frame.full.dtype == np.uint8
             assert number_of(frame.full) == frame.index == (frame.key_index or 0) - 1
 
 

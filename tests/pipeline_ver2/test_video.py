@@ -49,7 +49,8 @@ def corners(rgb: np.ndarray) -> list[str]:
     height, width = rgb.shape[:2]
     places = [(8, 8), (8, width - 9), (height - 9, width - 9), (height - 9, 8)]
     names = {(255, 0, 0): "red", (0, 255, 0): "green", (0, 0, 255): "blue", (255, 255, 255): "white"}
-    return [names[tuple(int(c > 127) * 255 for c in rgb[place])] for place in places]
+    colours = [[int(level > 127) * 255 for level in rgb[place]] for place in places]
+    return [names[red, green, blue] for red, green, blue in colours]
 
 
 def quadrants() -> Path:
@@ -457,7 +458,7 @@ def test_a_long_pause_is_no_jump() -> None:
 def test_nothing_placed_is_time_0() -> None:
     """Before the first frame there is only 0."""
     timeline = Timeline(MILLISECOND, Fraction(1, 25), estimated=False)
-    assert (timeline.expected, timeline.origin, timeline.locate(7)) == (0, 0, 0)
+    assert [timeline.expected, timeline.origin, timeline.locate(7)] == [Fraction(0)] * 3
 
 
 def test_estimated_times_ignore_timestamps() -> None:
