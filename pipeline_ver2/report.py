@@ -198,12 +198,10 @@ def _damage(extraction: ExtractionReport) -> list[str]:
 
 
 def _model_warnings(models: dict[str, dict[str, Any]]) -> list[str]:
-    warnings = [f"{stage}: {told['note']}" for stage, told in models.items() if told.get("note")]
-    return warnings + [
-        f"{stage} is emulated: its results mean nothing"
-        for stage, told in models.items()
-        if told["engine"] == "emulated"
-    ]
+    """What each stage says a reader must know of it; an emulated stage is named even if it does not say so."""
+    emulated = "emulated: its results mean nothing"
+    told = {stage: model.get("note") or (model["engine"] == "emulated" and emulated) for stage, model in models.items()}
+    return [f"{stage}: {note}" for stage, note in told.items() if note]
 
 
 def _seconds(value: float | None) -> str:

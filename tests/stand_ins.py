@@ -128,6 +128,7 @@ def _detector(stand_in: StandIn, image_size: tuple[int, int], found: int) -> web
 
     app = web.Application(client_max_size=1 << 30)
     app.add_routes([web.get("/v2/models/yowov3", describe), web.post("/v2/models/yowov3/infer", infer)])
+    app.add_routes([web.get("/v2/health/ready", healthy)])
     return app
 
 
@@ -155,8 +156,13 @@ def _answerer(stand_in: StandIn) -> web.Application:
         return planted or answer()
 
     app = web.Application(client_max_size=1 << 28)
-    app.add_routes([web.get("/v1/models", models), web.post("/v1/chat/completions", chat)])
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/chat/completions", chat), web.get("/health", healthy)])
     return app
+
+
+async def healthy(_request: web.Request) -> web.Response:
+    """A health endpoint."""
+    return web.json_response({})
 
 
 async def hang(_request: web.Request, _key: str, _time: int) -> None:

@@ -91,7 +91,7 @@ def test_slots_are_counted_by_state() -> None:
 
 def test_an_emulated_stage_is_named_in_the_results() -> None:
     """Nobody takes emulated results for real ones."""
-    assert any("stage1 is emulated" in warning for warning in results(engine="emulated").warnings)
+    assert any("stage1: emulated" in warning for warning in results(engine="emulated").warnings)
 
 
 def test_times_come_from_the_spans() -> None:
@@ -134,4 +134,4 @@ def test_the_summary_tells_counts_answers_and_reasons() -> None:
     assert "1 ok, 1 failed" in text
     assert "walk One person walks." in text
     assert "failed: failed" in text
-    assert "stage1 is emulated" in text
+    assert "stage1: emulated" in text
