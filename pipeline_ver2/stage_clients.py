@@ -359,7 +359,10 @@ def _error_of(where: str, status: int, headers: Mapping[str, str], content: byte
 
 def _error_content(content: bytes) -> tuple[str | None, str]:
     try:
-        error = json.loads(content)["error"]
+        body = json.loads(content)
+        error = body["error"]
+        if isinstance(error, str):  # the Open Inference Protocol's shape
+            return body.get("code"), error
         return error.get("code"), str(error.get("message"))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None, content[:300].decode(errors="replace")

@@ -156,6 +156,12 @@ def error_body(error: ZroactError) -> dict[str, Any]:
     return {"error": detail}
 
 
+def oip_error_body(error: ZroactError) -> dict[str, Any]:
+    """The same for the Open Inference Protocol, whose `error` is the message itself; the rest stands beside it."""
+    detail = error_body(error)["error"]
+    return {"error": detail.pop("message"), **detail}
+
+
 def pack_tensors(
     tensors: Mapping[str, NDArray[Any]],
     *,

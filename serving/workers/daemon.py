@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StageError, ZroactError
-from pipeline_ver2.wire import CLIENT_HEADER, DEADLINE_HEADER, IDEMPOTENCY_HEADER, error_body
+from pipeline_ver2.wire import CLIENT_HEADER, DEADLINE_HEADER, IDEMPOTENCY_HEADER, error_body, oip_error_body
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ T = TypeVar("T")
 BODY_TIMEOUT_S = 60.0
 MAX_KEY_LENGTH = 200
 STATUS_CLIENT_GONE = 499
+_OIP_PATHS = "/v2/"
 MEGABYTE = 1_000_000
 
 
@@ -125,12 +126,16 @@ def request_context(request: Request) -> RequestContext:
     )
 
 
-def error_response(error: ZroactError) -> JSONResponse:
-    """The reply for an error of the tree; `Retry-After` where the error knows when to come back."""
+def error_response(error: ZroactError, path: str) -> JSONResponse:
+    """The reply for an error of the tree, as the protocol of the path has it.
+
+    `Retry-After` is there where the error knows when to come back.
+    """
     headers = {}
     if isinstance(error, StageError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+    body = oip_error_body(error) if path.startswith(_OIP_PATHS) else error_body(error)
+    return JSONResponse(body, status_code=error.http_status, headers=headers)
 
 
 async def cancel_when_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -213,7 +218,7 @@ class _BodyGuard:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
             return
         self._bodies += 1
         try:
@@ -311,14 +316,14 @@ async def _on_zroact_error(request: Request, error: Exception) -> Response:
     known = error if isinstance(error, ZroactError) else ZroactError(str(error))
     if known.http_status >= 500:
         logger.warning("%s %s: %s: %s", request.method, request.url.path, known.code, known)
-    return error_response(known)
+    return error_response(known, request.url.path)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     problems = error.errors() if isinstance(error, RequestValidationError) else []
     said = "; ".join(f"{_field(problem)}: {problem['msg']}" for problem in problems[:5])
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-    return error_response(RequestError(f"{said}{more}"))
+    return error_response(RequestError(f"{said}{more}"), request.url.path)
 
 
 def _field(problem: dict[str, Any]) -> str:
@@ -327,14 +332,16 @@ def _field(problem: dict[str, Any]) -> str:
     return ".".join(str(part) for part in problem["loc"] if part != "body") or "body"
 
 
-async def _on_http_error(_request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     cause = error.__cause__
     if isinstance(cause, ZroactError):  # FastAPI wraps what the body guard raises while it reads a JSON body
-        return error_response(cause)
+        return error_response(cause, request.url.path)
     if not isinstance(error, HTTPException):
         raise error
     detail = {"code": "http", "message": str(error.detail), "retryable": False, "type": "invalid_request_error"}
-    return JSONResponse({"error": detail}, status_code=error.status_code, headers=error.headers)
+    oip = request.url.path.startswith(_OIP_PATHS)
+    body = {"error": detail.pop("message"), **detail} if oip else {"error": detail}
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:
@@ -343,7 +350,8 @@ async def _on_client_gone(_request: Request, _error: Exception) -> Response:
 
 async def _on_unknown_error(request: Request, _error: Exception) -> Response:
     """The server logs the traceback; the client learns no more than that."""
-    return error_response(ZroactError(f"internal error in {request.method} {request.url.path}; the log says more"))
+    said = f"internal error in {request.method} {request.url.path}; the log says more"
+    return error_response(ZroactError(said), request.url.path)
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from pipeline_ver2.config import Stage1Config
 from pipeline_ver2.errors import RequestError
@@ -20,6 +21,15 @@ MODEL_NAME = "yowov3"
 MODEL_VERSION = "1"
 OUTPUT_NAMES = ("status", "num_detections", "boxes", "scores")
 STATUS_OK, STATUS_FAILED = 0, 1
+
+
+class OipErrorReply(BaseModel):
+    """The body of every refusal of this protocol."""
+
+    error: str
+    code: str
+    retryable: bool
+    type: str
 
 
 @dataclass(frozen=True, slots=True)

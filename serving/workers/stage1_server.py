@@ -14,16 +14,27 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.wire import SERVER_TIMING_HEADER, DetectReply, DetectRequest, server_timing
 from serving.workers.daemon import ErrorReply, cancel_when_gone, create_app, request_context
 from serving.workers.process import daemon_main
-from serving.workers.stage1_oip import MODEL_NAME, model_metadata, read_infer, server_metadata, write_infer
+from serving.workers.stage1_oip import (
+    MODEL_NAME,
+    OipErrorReply,
+    model_metadata,
+    read_infer,
+    server_metadata,
+    write_infer,
+)
 from serving.workers.stage1_service import Stage1Service
 
+_SAID = {
+    413: "The body is over the limit.",
+    422: "The request does not fit.",
+    429: "The queue is full; see Retry-After.",
+    503: "Not ready, or the engine failed, or the deadline came first.",
+}
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorReply, "description": said}
-    for code, said in {
-        413: "The body is over the limit.",
-        429: "The queue is full; see Retry-After.",
-        503: "Not ready, or the engine failed, or the deadline came first.",
-    }.items()
+    code: {"model": ErrorReply, "description": said} for code, said in _SAID.items()
+}
+_OIP_REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"model": OipErrorReply, "description": said} for code, said in _SAID.items()
 }
 _INFER_BODY = {
     "requestBody": {
@@ -89,8 +100,8 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
         """The process answers."""
         return {"live": True}
 
-    @app.get("/v2/health/ready", tags=["open inference protocol"], responses={503: _REFUSALS[503]})
-    @app.get(f"/v2/models/{MODEL_NAME}/ready", tags=["open inference protocol"], responses={503: _REFUSALS[503]})
+    @app.get("/v2/health/ready", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
+    @app.get(f"/v2/models/{MODEL_NAME}/ready", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
     async def model_ready() -> dict[str, Any]:
         """The model is loaded and has run a clip."""
         _ = service.detector
@@ -101,7 +112,7 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
         """The server's metadata."""
         return server_metadata()
 
-    @app.get(f"/v2/models/{MODEL_NAME}", tags=["open inference protocol"], responses={503: _REFUSALS[503]})
+    @app.get(f"/v2/models/{MODEL_NAME}", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
     async def model() -> dict[str, Any]:
         """The model's metadata; `parameters` names its labels."""
         return model_metadata(service.detector.info, service.config)
@@ -112,7 +123,7 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
         f"/v2/models/{MODEL_NAME}/infer",
         tags=["open inference protocol"],
         response_class=Response,
-        responses=_REFUSALS,
+        responses=_OIP_REFUSALS,
         openapi_extra=_INFER_BODY,
     )
     async def infer(request: Request) -> Response:
@@ -132,7 +143,8 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
         with service.counting_rejections():
             work = service.detect(asked, request_context(request))
             reply, timed = await cancel_when_gone(request, work)
-        response.headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
+        if timed is not None:
+            response.headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
         return reply
 
 

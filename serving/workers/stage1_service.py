@@ -103,8 +103,8 @@ class Stage1Service:
 
     async def detect(
         self, request: DetectRequest, context: RequestContext
-    ) -> tuple[DetectReply, Timed[list[ClipOutput]]]:
-        """Decode and run the clips of people; a bad clip fails alone.
+    ) -> tuple[DetectReply, Timed[list[ClipOutput]] | None]:
+        """Decode and run the clips of people; a bad clip fails alone. No times if the detector was not asked.
 
         Raises:
             RequestError: Too many clips.

@@ -23,6 +23,7 @@ from pipeline_ver2.wire import (
     LabelScore,
     error_body,
     oip_datatype,
+    oip_error_body,
     pack_tensors,
     parse_server_timing,
     server_timing,
@@ -234,6 +235,16 @@ def test_errors_have_one_shape() -> None:
     }
     assert error_body(RequestError("no"))["error"]["type"] == "invalid_request_error"
     assert error_body(AnswerError("cut", "raw"))["error"]["raw_text"] == "raw"
+
+
+def test_errors_of_the_inference_protocol_are_a_text() -> None:
+    """There `error` is the message, as Triton's clients expect; what ours need stands beside it."""
+    assert oip_error_body(QueueFull("full")) == {
+        "error": "full",
+        "code": "queue_full",
+        "retryable": True,
+        "type": "server_error",
+    }
 
 
 def test_json_bodies_refuse_what_they_do_not_know() -> None:
