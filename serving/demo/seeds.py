@@ -22,7 +22,7 @@ def check_disjoint(ranges: Mapping[str, range]) -> None:
         ConfigError: Two ranges overlap; the message names both.
     """
     for (first, left), (second, right) in combinations(ranges.items(), 2):
-        if left.start < right.stop and right.start < left.stop:
+        if max(left.start, right.start) < min(left.stop, right.stop):
             raise ConfigError(f"the seed ranges {first} and {second} overlap")
 
 
