@@ -114,12 +114,13 @@ class Stage1Service:
         threshold = self.config.threshold if request.threshold is None else request.threshold
         decoded = await asyncio.to_thread(self._decode, request.clips)
         good = [clip.frames for clip in decoded if isinstance(clip, DecodedClip)]
-        timed: Timed[list[ClipOutput]] = Timed([], 0, 0)
+        timed = None
         if good:
             timed = await self._detect(np.stack(good), threshold, self.config.nms_iou, context.deadline_at)
-        outputs = iter(timed.value)
+        outputs = iter(timed.value if timed else ())
+        run_s = timed.run_s if timed else 0
         results = [
-            self._result(clip, found, next(outputs), threshold, timed.run_s)
+            self._result(clip, found, next(outputs), threshold, run_s)
             if isinstance(found, DecodedClip)
             else self._refused(clip, found)
             for clip, found in zip(request.clips, decoded, strict=True)
