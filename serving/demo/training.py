@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import time
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -80,7 +81,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise ConfigError(f"{path} cannot be read as a checkpoint: {error}") from error
     return content
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import av
@@ -60,7 +61,7 @@ def test_clip_uses_demo_seeds_only() -> None:
     assert PLACE in seeds.DEMO
 
 
-def test_writing_is_repeatable(tmp_path: Any) -> None:
+def test_writing_is_repeatable(tmp_path: Path) -> None:
     """The same pictures give the same file."""
     pictures = [picture for picture, _ in zip(frames(demo_scene()), range(5), strict=False)]
     for name in ("a.mp4", "b.mp4"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from math import floor
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_movement_is_continuous() -> None:
         scene = scene_of(index, persons=1)
         times = np.arange(0.2, 2.6, 1 / 60).tolist()
         joints = [found[0].joints for found in (scene.persons_at(time_s, SIZE) for time_s in times) if found]
-        steps = [float(np.abs(after - before).max()) for before, after in zip(joints, joints[1:], strict=False)]
+        steps = [float(np.abs(after - before).max()) for before, after in pairwise(joints)]
         assert max(steps, default=0) < 0.12
 
 
