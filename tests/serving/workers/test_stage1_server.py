@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from pipeline_ver2 import wire
-from pipeline_ver2.config import Config
-from pipeline_ver2.findings import ClipFindings, read_findings
-from serving.workers.stage1_model import EMULATED_NOTE
+from pipeline_ver2.config import Config, Stage1Config
+from pipeline_ver2.errors import BadReply, EngineFailed, RequestError
+from pipeline_ver2.findings import ClipFindings
+from pipeline_ver2.stage_clients import Stage1Client
 from serving.workers.stage1_server import build_app
 from tests import tiny_detector as tiny
+from tests.oip_client import INFER, Reply, findings_of, send_clips
 from tests.servers import served
 from tests.tiny_detector import clip_of
 
-INFER = "/v2/models/yowov3/infer"
 MakeConfig = Callable[..., Config]
 Change = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An HTTP reply with its body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:  # noqa: ANN401 - whatever the daemon sends
-        """The body as JSON."""
-        return json.loads(self.body)
 
 
 @pytest.fixture
@@ -49,34 +35,12 @@ async def http(stage1_url: str) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _send(
-    http: aiohttp.ClientSession,
-    *clips: NDArray[np.uint8],
-    headers: Mapping[str, str] | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    head: Mapping[str, Any] | None = None,
-) -> Reply:
-    """Send clips as binary tensors."""
-    tensors = {"clips": np.stack(clips)}
-    parts, length = wire.pack_tensors(tensors, kind="inputs", parameters=parameters, head=head)
-    sent = {wire.OIP_HEAD_LENGTH_HEADER: str(length), **(headers or {})}
-    async with http.post(INFER, data=b"".join(parts), headers=sent) as reply:
-        return Reply(reply.status, reply.headers, await reply.read())
-
-
-def _findings(reply: Reply, count: int) -> list[tuple[list[Any], list[Any]]]:
-    assert reply.status == 200, reply.body
-    read = read_findings(reply.headers, reply.body, count)
-    assert all(isinstance(clip, ClipFindings) for clip in read), read
-    return [(clip.boxes.tolist(), clip.scores.tolist()) for clip in read if isinstance(clip, ClipFindings)]
-
-
 @pytest.mark.fault("A1")
 @pytest.mark.fault("A3")
 async def test_binary_tensors_both_ways(http: aiohttp.ClientSession) -> None:
     """A red clip that was blue before is red, its boxes are in 0..1, and the times are told."""
-    reply = await _send(http, clip_of(tiny.RED, others=tiny.BLUE), head={"id": "batch-3"})
-    ((boxes, scores),) = _findings(reply, 1)
+    reply = await send_clips(http, clip_of(tiny.RED, others=tiny.BLUE), head={"id": "batch-3"})
+    ((boxes, scores),) = findings_of(reply, 1)
     assert boxes == [pytest.approx(tiny.MIDDLE_BOX), pytest.approx(tiny.CORNER_BOX)]
     assert [np.argmax(row) for row in scores] == [0, 0]
     queue_s, run_s = wire.parse_server_timing(reply.headers[wire.SERVER_TIMING_HEADER])
@@ -102,17 +66,17 @@ async def test_json_both_ways(http: aiohttp.ClientSession) -> None:
         assert reply.content_type == "application/json"
         assert wire.OIP_HEAD_LENGTH_HEADER not in reply.headers
         plain = Reply(reply.status, reply.headers, await reply.read())
-    assert _findings(plain, 1) == _findings(await _send(http, clip), 1)
+    assert findings_of(plain, 1) == findings_of(await send_clips(http, clip), 1)
 
 
 async def test_parameters_of_the_request_count(http: aiohttp.ClientSession) -> None:
     """Threshold and overlap of a request go before the configured ones; no findings are a valid answer."""
     clip = clip_of(tiny.RED)
-    ((boxes, _),) = _findings(await _send(http, clip, parameters={"threshold": 0.7}), 1)
+    ((boxes, _),) = findings_of(await send_clips(http, clip, parameters={"threshold": 0.7}), 1)
     assert boxes == [pytest.approx(tiny.MIDDLE_BOX)]
-    ((boxes, _),) = _findings(await _send(http, clip, parameters={"nms_iou": 1}), 1)
+    ((boxes, _),) = findings_of(await send_clips(http, clip, parameters={"nms_iou": 1}), 1)
     assert len(boxes) == 3
-    ((boxes, scores),) = _findings(await _send(http, clip_of((30, 30, 30)), parameters={"threshold": 0.9}), 1)
+    ((boxes, scores),) = findings_of(await send_clips(http, clip_of((30, 30, 30)), parameters={"threshold": 0.9}), 1)
     assert (boxes, scores) == ([], [])
 
 
@@ -121,27 +85,27 @@ async def test_results_stay_with_their_clips(http: aiohttp.ClientSession) -> Non
     """Alone, in a batch, shuffled or in a partial batch: each clip gets its own answer."""
     colours = [(200, 10 * number, 255 - 30 * number) for number in range(8)]
     clips = [clip_of(colour) for colour in colours]
-    alone = [_findings(await _send(http, clip), 1)[0] for clip in clips]
+    alone = [findings_of(await send_clips(http, clip), 1)[0] for clip in clips]
     order = np.random.default_rng(5).permutation(8)
-    shuffled = _findings(await _send(http, *(clips[number] for number in order)), 8)
+    shuffled = findings_of(await send_clips(http, *(clips[number] for number in order)), 8)
     assert shuffled == [alone[number] for number in order]
-    assert _findings(await _send(http, *clips[:3]), 3) == alone[:3]
+    assert findings_of(await send_clips(http, *clips[:3]), 3) == alone[:3]
 
 
 @pytest.mark.fault("A10")
 async def test_many_at_once_get_the_single_answer(http: aiohttp.ClientSession) -> None:
     """Sixteen equal requests at the same time all get what one alone gets."""
     clip = clip_of((120, 60, 200))
-    expected = _findings(await _send(http, clip), 1)
-    replies = await asyncio.gather(*(_send(http, clip) for _ in range(16)))
-    assert [_findings(reply, 1) for reply in replies] == [expected] * 16
+    expected = findings_of(await send_clips(http, clip), 1)
+    replies = await asyncio.gather(*(send_clips(http, clip) for _ in range(16)))
+    assert [findings_of(reply, 1) for reply in replies] == [expected] * 16
 
 
 @pytest.mark.fault("A5")
 async def test_bad_clips_fail_alone(http: aiohttp.ClientSession) -> None:
     """NaN and a clip that breaks the run give a status of their own with a reason; siblings are answered."""
     good = clip_of(tiny.RED)
-    reply = await _send(http, good, clip_of(tiny.BLACK), clip_of(tiny.RED, others=tiny.MAGENTA), good)
+    reply = await send_clips(http, good, clip_of(tiny.BLACK), clip_of(tiny.RED, others=tiny.MAGENTA), good)
     tensors, head = wire.unpack_tensors(reply.body, int(reply.headers[wire.OIP_HEAD_LENGTH_HEADER]), kind="outputs")
     assert tensors["status"].ravel().tolist() == [0, 1, 1, 0]
     assert tensors["num_detections"].ravel().tolist() == [2, 0, 0, 2]
@@ -154,7 +118,7 @@ async def test_bad_clips_fail_alone(http: aiohttp.ClientSession) -> None:
 
 async def test_a_batch_of_nothing_but_bad_clips_is_an_engine_failure(http: aiohttp.ClientSession) -> None:
     """If the engine fails on everything the request does: 503, to be sent again."""
-    reply = await _send(http, clip_of(tiny.RED, others=tiny.MAGENTA))
+    reply = await send_clips(http, clip_of(tiny.RED, others=tiny.MAGENTA))
     assert reply.status == 503
     assert (reply.json()["code"], reply.json()["retryable"]) == ("engine_failed", True)
 
@@ -200,7 +164,7 @@ async def test_what_does_not_fit_is_refused(http: aiohttp.ClientSession, body: o
 
 async def test_too_many_clips_name_the_limit(http: aiohttp.ClientSession) -> None:
     """A batch over the limit is refused with the key that sets it."""
-    reply = await _send(http, *[clip_of(tiny.RED)] * 9)
+    reply = await send_clips(http, *[clip_of(tiny.RED)] * 9)
     assert reply.status == 422
     assert "9 in one request, allowed are 1 to 8 (stage1.max_batch)" in reply.json()["error"]
 
@@ -247,8 +211,8 @@ async def test_metrics_count_clips_and_refusals(stage1_config: MakeConfig) -> No
     """Requests, clips by outcome, refusals by reason, dropped candidates, waiting and working times."""
     with served(build_app(stage1_config())) as url:
         async with aiohttp.ClientSession(url) as http:
-            await _send(http, clip_of(tiny.RED), clip_of(tiny.BLACK), clip_of(tiny.WHITE))
-            await _send(http, *[clip_of(tiny.RED)] * 9)
+            await send_clips(http, clip_of(tiny.RED), clip_of(tiny.BLACK), clip_of(tiny.WHITE))
+            await send_clips(http, *[clip_of(tiny.RED)] * 9)
             async with http.get("/metrics") as reply:
                 lines = (await reply.text()).splitlines()
     assert {
@@ -267,8 +231,8 @@ async def test_a_body_over_the_limit_is_refused(stage1_config: MakeConfig) -> No
     """More than `stage1.max_body_mb` is 413."""
     with served(build_app(stage1_config(max_body_mb=0.03))) as url:
         async with aiohttp.ClientSession(url) as http:
-            assert (await _send(http, clip_of(tiny.RED))).status == 200
-            reply = await _send(http, clip_of(tiny.RED), clip_of(tiny.RED))
+            assert (await send_clips(http, clip_of(tiny.RED))).status == 200
+            reply = await send_clips(http, clip_of(tiny.RED), clip_of(tiny.RED))
             assert (reply.status, reply.json()["code"]) == (413, "body_too_large")
 
 
@@ -316,82 +280,15 @@ def test_tritons_client_understands_refusals(triton_client: triton.InferenceServ
         triton_client.infer("yowov3", [given])
 
 
-@pytest.fixture
-def slow_url(stage1_config: MakeConfig) -> Iterator[str]:
-    """An emulated daemon that takes a second and lets one request wait."""
-    config = stage1_config(engine="emulated", emulated={"service_s": 1.0}, clip_length=1, max_queue=1)
-    with served(build_app(config)) as url:
-        yield url
-
-
-async def _queue_of(http: aiohttp.ClientSession) -> dict[str, Any]:
-    async with http.get("/health") as reply:
-        found: dict[str, Any] = (await reply.json())["queue"]
-        return found
-
-
-async def _until_queue(http: aiohttp.ClientSession, *, running: bool, waiting: int) -> None:
-    async with asyncio.timeout(20):
-        while await _queue_of(http) != {"running": running, "waiting": waiting, "max": 1}:
-            pass
-
-
-async def test_the_emulation_is_named_everywhere(slow_url: str) -> None:
-    """Health, metadata and parameters all say that nothing here is a model."""
-    async with aiohttp.ClientSession(slow_url) as http:
-        async with http.get("/health") as reply:
-            health = await reply.json()
-        async with http.get("/v2/models/yowov3") as reply:
-            model = await reply.json()
-    assert (health["engine"], health["note"]) == ("emulated", EMULATED_NOTE)
-    assert (model["platform"], model["parameters"]["engine"]) == ("emulated", "emulated")
-    assert model["parameters"]["note"] == EMULATED_NOTE
-
-
-async def test_a_full_queue_and_a_client_that_goes(slow_url: str) -> None:
-    """One runs, one waits, the third is told 429; when the one that waits goes, its place is free at once."""
-    clip = np.zeros((1, 224, 224, 3), np.uint8)
-    async with aiohttp.ClientSession(slow_url) as http:
-        running = asyncio.create_task(_send(http, clip))
-        await _until_queue(http, running=True, waiting=0)
-        waiting = asyncio.create_task(_send(http, clip))
-        await _until_queue(http, running=True, waiting=1)
-        refused = await _send(http, clip)
-        assert (refused.status, refused.json()["code"]) == (429, "queue_full")
-        assert int(refused.headers["Retry-After"]) >= 1
-        waiting.cancel()
-        await _until_queue(http, running=True, waiting=0)
-        assert (await running).status == 200
-
-
-@pytest.mark.fault("O2")
-async def test_the_same_key_is_worked_on_once(slow_url: str) -> None:
-    """A repeated request joins the running one and is replayed later, even if its first sender has gone."""
-    clip, other = np.zeros((1, 224, 224, 3), np.uint8), np.ones((1, 224, 224, 3), np.uint8)
-    headers = {wire.IDEMPOTENCY_HEADER: "job-1/batch-0"}
-    async with aiohttp.ClientSession(slow_url) as http:
-        first = asyncio.create_task(_send(http, clip, headers=headers))
-        await _until_queue(http, running=True, waiting=0)
-        second = asyncio.create_task(_send(http, clip, headers=headers))
-        first.cancel()
-        joined = await second
-        replayed = await _send(http, clip, headers=headers)
-        assert joined.status == replayed.status == 200
-        assert joined.headers[wire.SERVER_TIMING_HEADER] == replayed.headers[wire.SERVER_TIMING_HEADER]
-        # The same key with other pixels is other work: never somebody else's answer.
-        different = await _send(http, other, headers=headers)
-        assert _findings(different, 1) != _findings(replayed, 1)
-        async with http.get("/metrics") as reply:
-            assert 'zroact_stage1_clips_total{state="ok"} 2.0' in await reply.text()
-
-
-async def test_a_deadline_sheds_what_waits(slow_url: str) -> None:
-    """A request whose deadline comes while it waits is refused for good."""
-    clip = np.zeros((1, 224, 224, 3), np.uint8)
-    async with aiohttp.ClientSession(slow_url) as http:
-        running = asyncio.create_task(_send(http, clip))
-        await _until_queue(http, running=True, waiting=0)
-        shed = await _send(http, clip, headers={wire.DEADLINE_HEADER: "100"})
-        assert shed.status == 503
-        assert (shed.json()["code"], shed.json()["retryable"]) == ("shed_deadline", False)
-        assert (await running).status == 200
+async def test_the_orchestrators_client_understands_us(stage1_url: str) -> None:
+    """Our own client reads metadata, findings, failed clips and errors of the real daemon as they are meant."""
+    async with Stage1Client(Stage1Config(url=stage1_url), retry_for_s=0) as client:
+        info = await client.describe()
+        assert (info.labels, info.clip_length, info.image_size) == (tiny.LABELS, tiny.CLIP_LENGTH, (32, 48))
+        found = await client.detect([clip_of(tiny.RED), clip_of(tiny.BLACK)], key="job/0")
+        assert isinstance(found.clips[0], ClipFindings)
+        assert isinstance(found.clips[1], BadReply)
+        with pytest.raises(EngineFailed, match="the model failed on 1 clip"):
+            await client.detect([clip_of(tiny.RED, others=tiny.MAGENTA)], key="job/1")
+        with pytest.raises(RequestError, match=r"stage1\.max_batch"):
+            await client.detect([clip_of(tiny.RED)] * 9, key="job/2")
