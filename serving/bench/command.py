@@ -19,6 +19,7 @@ from pipeline_ver2.command import EXIT_FATAL, LOG_FORMAT, exit_codes
 from serving.bench import demo as demo_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
+from serving.bench.daemons import demo_config, temporary_folder
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
@@ -49,7 +50,7 @@ def seed(
         figures = asyncio.run(seed_bench.measure(chosen, workload, repeat, _tell))
     bars = seed_bench.bars_of(figures)
     report = seed_bench.build_report(machine, workload, figures, bars)
-    _conclude(report, [seed_table(report), bars_table(bars)], bars, as_json=as_json)
+    conclude(report, [seed_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
 @app.command()
@@ -62,21 +63,15 @@ def demo(
     with exit_codes():
         _log_warnings()
         machine = describe_machine([*seed_bench.PACKAGES, *demo_bench.MODEL_PACKAGES])
-        figures = asyncio.run(demo_bench.measure(pairs, _tell))
+        with temporary_folder() as folder:
+            figures = asyncio.run(demo_bench.measure(demo_config(folder), folder, pairs, _tell))
     bars = demo_bench.bars_of(figures.pairs)
     report = demo_bench.build_report(machine, figures, bars)
-    _conclude(report, [demo_table(report), bars_table(bars)], bars, as_json=as_json)
+    conclude(report, [demo_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
-def _log_warnings() -> None:
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-
-
-def _tell(progress: str) -> None:
-    typer.echo(progress, err=True)
-
-
-def _conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:
+def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:
+    """Show a report, and exit with 1 if a bar that decides is missed."""
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
@@ -85,3 +80,11 @@ def _conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Ba
             console.print(table)
     if not passed(bars):
         raise typer.Exit(EXIT_FATAL)
+
+
+def _log_warnings() -> None:
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+
+
+def _tell(progress: str) -> None:
+    typer.echo(progress, err=True)

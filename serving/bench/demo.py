@@ -17,7 +17,7 @@ from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import Results
 from pipeline_ver2.supervisor import Supervisor
 from serving.bench.bars import Bar
-from serving.bench.daemons import CLIP, demo_config, temporary_folder
+from serving.bench.daemons import CLIP
 
 MODEL_PACKAGES = ("onnxruntime", "torch", "transformers")
 
@@ -62,23 +62,27 @@ class DemoFigures:
         return statistics.median(pair.ratio for pair in self.pairs)
 
 
-async def measure(pairs: int, tell: Tell) -> DemoFigures:
+async def measure(config: Config, folder: Path, pairs: int, tell: Tell) -> DemoFigures:
     """A warm-up pair, then `pairs` pairs with the order swapped each time, all on the same daemons.
+
+    Args:
+        config: Where the daemons are started, and their engines.
+        folder: For the results; a media root, since the baseline's frames lie there.
+        pairs: How many pairs are measured.
+        tell: Is told of progress.
 
     Raises:
         StageError: A daemon failed, or a run left slots unanswered.
     """
-    with temporary_folder() as folder:
-        config = demo_config(folder)
-        async with Supervisor(config):
-            _, warm = await _run_pair("baseline", config, folder / "warm-up")
-            tell(f"warm-up: {warm.timing.wall_s:.2f} s")
-            measured: list[Pair] = []
-            for number in range(1, pairs + 1):
-                first: Side = "orchestrator" if number % 2 else "baseline"
-                pair, _ = await _run_pair(first, config, folder / f"pair-{number}")
-                measured.append(pair)
-                tell(f"pair {number} of {pairs}: {pair.orchestrator_s:.2f} s / {pair.baseline_s:.2f} s")
+    async with Supervisor(config):
+        _, warm = await _run_pair("baseline", config, folder / "warm-up")
+        tell("warm-up done")
+        measured: list[Pair] = []
+        for number in range(1, pairs + 1):
+            first: Side = "orchestrator" if number % 2 else "baseline"
+            pair, _ = await _run_pair(first, config, folder / f"pair-{number}")
+            measured.append(pair)
+            tell(f"pair {number} of {pairs}: {pair.orchestrator_s:.2f} s / {pair.baseline_s:.2f} s")
     told = warm.models
     return DemoFigures(
         tuple(measured),
