@@ -35,6 +35,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from pipeline_ver2.config import PipelineConfig
 from pipeline_ver2.prompts import Question, build_messages
@@ -105,19 +106,20 @@ def load(folder: Path = MODEL_FOLDER, dtype: torch.dtype = torch.bfloat16) -> An
     Raises:
         OSError: The folder lacks a file.
     """
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    model.train(mode=False)
     pictures = Qwen2VLImageProcessorPil.from_pretrained(folder)
     return Answerer(AutoTokenizer.from_pretrained(folder), pictures, model)
 
 
-def build_model(tokenizer: Any) -> Any:
+def build_model(tokenizer: Qwen3_5Tokenizer) -> Qwen3_5ForConditionalGeneration:
     """An untrained model in float32 for the tokenizer's vocabulary."""
     model = Qwen3_5ForConditionalGeneration(_config(tokenizer))
-    model.config._attn_implementation = "sdpa"
-    return model.eval()
+    model.train(mode=False)
+    return model
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
+def save(model: Qwen3_5ForConditionalGeneration, tokenizer: Qwen3_5Tokenizer, folder: Path) -> None:
     """Write everything transformers and vLLM need into a folder, weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -140,8 +142,8 @@ def with_pads(text: str, counts: Sequence[int]) -> str:
     return parts[0] + "".join(IMAGE_PAD * count + part for count, part in zip(counts, parts[1:], strict=True))
 
 
-def _config(tokenizer: Any) -> Qwen3_5Config:
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD)}
+def _config(tokenizer: Qwen3_5Tokenizer) -> Qwen3_5Config:
+    ids = tokenizer.get_vocab()
     text = {
         "vocab_size": -(-len(tokenizer) // 16) * 16,
         "hidden_size": _WIDTH,

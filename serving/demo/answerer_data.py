@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from pipeline_ver2.config import PipelineConfig
 from pipeline_ver2.prompts import NOBODY, build_messages, encode_image
@@ -68,7 +69,7 @@ class Sample:
     overall: NDArray[np.int64]
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer() -> Qwen3_5Tokenizer:
     """The answerer's tokenizer, trained on prompts and answers of the demo world."""
     slots = (sample_slot(seeds.generator(seeds.TRAIN, index), _CORPUS_SIZE) for index in range(_CORPUS_SLOTS))
     corpus = (text for slot in slots for text in (*_words(slot), slot.truth.answer))
@@ -81,7 +82,7 @@ def model_size(height: int, width: int) -> tuple[int, int]:
     return size
 
 
-def batches(tokenizer: Any, size: int, start: int, two_share: Iterable[float]) -> Iterator[Batch]:
+def batches(tokenizer: Qwen3_5Tokenizer, size: int, start: int, two_share: Iterable[float]) -> Iterator[Batch]:
     """Endless training batches.
 
     Args:
@@ -105,7 +106,7 @@ def batches(tokenizer: Any, size: int, start: int, two_share: Iterable[float]) -
         yield collate([make_sample(tokenizer, slot) for slot in (*drawn, *again)])
 
 
-def fixed_batches(tokenizer: Any, size: int, count: int) -> list[Batch]:
+def fixed_batches(tokenizer: Qwen3_5Tokenizer, size: int, count: int) -> list[Batch]:
     """Batches of the exact path that training never sees, to watch it by."""
     first = len(seeds.TRAIN) - size * count
     made = []
@@ -131,7 +132,7 @@ def mirrored(rng: np.random.Generator, slot: Slot) -> Slot:
     )
 
 
-def make_sample(tokenizer: Any, slot: Slot) -> Sample:
+def make_sample(tokenizer: Qwen3_5Tokenizer, slot: Slot) -> Sample:
     """A slot, whose frames are already of the model's size, as arrays."""
     height, width = slot.frames[0].shape[:2]
     grid = (height // MERGED_PX, width // MERGED_PX)
@@ -215,8 +216,8 @@ def _words(slot: Slot) -> list[str]:
     ]
 
 
-def _texts(tokenizer: Any, slot: Slot, merged: int) -> tuple[str, str]:
-    """Prompt and answer as the model reads and writes them. No pictures are needed: their text does not depend on them."""
+def _texts(tokenizer: Qwen3_5Tokenizer, slot: Slot, merged: int) -> tuple[str, str]:
+    """Prompt and answer as the model reads and writes them; the text does not depend on the pictures' bytes."""
     prompt = turns(tokenizer, build_messages(question_with(slot, [b""] * IMAGES), PipelineConfig()))
     return with_pads(prompt, [merged] * IMAGES), slot.truth.answer + TURN_END
 

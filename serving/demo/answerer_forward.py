@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,12 @@ from torch import Tensor, nn
 from torch import _dynamo as dynamo
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5VisionBlock,
+    Qwen3_5VisionModel,
+)
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from serving.demo.skeleton import JOINTS as JOINT_NAMES
@@ -84,8 +89,8 @@ class Teacher(nn.Module):
 class Blocks:
     """How the two kinds of block are run; `compiled()` takes half the time of `Blocks()` and needs a C++ compiler."""
 
-    vision: Callable[[Any, Tensor, Tensor, Tensor], Tensor]
-    text: Callable[[Any, Tensor, Tensor, Tensor], Tensor]
+    vision: Callable[[Qwen3_5VisionBlock, Tensor, Tensor, Tensor], Tensor]
+    text: Callable[[Qwen3_5DecoderLayer, Tensor, Tensor, Tensor], Tensor]
 
 
 def plain() -> Blocks:
@@ -94,12 +99,22 @@ def plain() -> Blocks:
 
 
 def compiled() -> Blocks:
-    """Compiled blocks; one graph serves all blocks of a kind, but each new shape costs tens of seconds."""
+    """Compiled blocks; one graph serves all blocks of a kind, but each new shape costs tens of seconds.
+
+    Linear attention itself is left as it is: its compiled backward pass gives NaN (an exp of -inf is computed anew).
+    """
     dynamo.config.recompile_limit = 32
-    return Blocks(torch.compile(_vision_block, dynamic=False), torch.compile(_text_layer, dynamic=False))
+    attend, think = torch.compile(_text_layer, dynamic=False), torch.compile(_think, dynamic=False)
+
+    def text(layer: Qwen3_5DecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if layer.block_type == "full_attention":
+            return attend(layer, hidden, cos, sin)
+        return think(layer, hidden + layer.linear_attn(layer.input_layernorm(hidden)))
+
+    return Blocks(torch.compile(_vision_block, dynamic=False), text)
 
 
-def see(model: Any, images: Tensor, blocks: Blocks) -> Tensor:
+def see(model: Qwen3_5ForConditionalGeneration, images: Tensor, blocks: Blocks) -> Tensor:
     """Merged vision tokens.
 
     Args:
@@ -125,7 +140,7 @@ def see(model: Any, images: Tensor, blocks: Blocks) -> Tensor:
     return merged.reshape(len(images), height * width // 4, -1)
 
 
-def read(model: Any, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
+def read(model: Qwen3_5ForConditionalGeneration, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Hidden states of the text, `(B, L, width)`, and the vision tokens, `(B, 3 * M, width)`."""
     language = model.model.language_model
     seen = see(model, batch.images.flatten(0, 1), blocks).reshape(len(batch.images), -1, language.config.hidden_size)
@@ -140,7 +155,7 @@ def read(model: Any, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
     return language.norm(hidden), seen
 
 
-def losses(model: Any, teacher: Teacher, batch: Batch, blocks: Blocks) -> Losses:
+def losses(model: Qwen3_5ForConditionalGeneration, teacher: Teacher, batch: Batch, blocks: Blocks) -> Losses:
     """All parts of the loss for a batch."""
     hidden, seen = read(model, batch, blocks)
     chosen = batch.targets >= 0
@@ -191,7 +206,7 @@ def rope_positions(is_image: NDArray[np.bool_], grid: tuple[int, int]) -> NDArra
     return positions
 
 
-def _vision_block(block: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _vision_block(block: Qwen3_5VisionBlock, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     attention = block.attn
     count, length, width = hidden.shape
     mixed = attention.qkv(block.norm1(hidden)).reshape(count, length, 3, attention.num_heads, -1)
@@ -204,8 +219,14 @@ def _vision_block(block: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tenso
     return out
 
 
-def _text_layer(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _text_layer(layer: Qwen3_5DecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out: Tensor = layer(hidden, position_embeddings=(cos, sin), attention_mask=None)
+    return out
+
+
+def _think(layer: Qwen3_5DecoderLayer, hidden: Tensor) -> Tensor:
+    """The second half of a text layer."""
+    out: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return out
 
 
@@ -214,7 +235,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _places(visual: Any, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _places(visual: Qwen3_5VisionModel, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Learned positions `(P, width)`, and cos and sin `(P, head_dim)`, for a grid of patches."""
     grid = torch.tensor([[1, height, width]])
     taps, shares = get_vision_interpolation_indices_and_weights(

@@ -17,10 +17,12 @@ from pipeline_ver2.config import PipelineConfig
 from pipeline_ver2.prompts import NOBODY, Question, SlotImage, encode_image
 from pipeline_ver2.wire import Detection, LabelScore
 from serving.demo.world import (
+    GRID_FPS,
     LABELS,
     VISIBLE,
     Action,
     Person,
+    Scene,
     grid_times,
     most_notable,
     sample_scene,
@@ -37,6 +39,7 @@ NOBODY_SHARE = 0.08
 WRONG_SHARE = 1 / 3
 
 _REPEAT_SHARE = 0.06
+_SHUFFLED_SHARE = 0.06
 _NUMBERS = ("Nobody", "One person", "Two persons", "Three persons")
 # How Stage 1 errs when it means well: a miss, another label, a second label, a person that is not there.
 _MISS, _CONFUSE, _SECOND, _GHOST = 0.07, 0.08, 0.15, 0.03
@@ -68,7 +71,10 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Three pictures `(H, W, 3)` uint8 RGB with their times in the source, what is true of each, and findings."""
+    """Three pictures `(H, W, 3)` uint8 RGB with their times in the source, what is true of each, and findings.
+
+    `labels` are the actions the prompt offers, in its order.
+    """
 
     frames: tuple[Frame, ...]
     persons: tuple[tuple[Person, ...], ...]
@@ -76,6 +82,60 @@ class Slot:
     repeated: tuple[bool, ...]
     findings: Findings
     truth: Truth
+    labels: tuple[str, ...] = LABELS
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A scene filmed at a frame rate, and which of its grid frames are a slot's pictures.
+
+    `start_s` and `times_s` are scene times: of the source's first frame, and of the pictures.
+    """
+
+    scene: Scene
+    source_fps: float
+    start_s: float
+    numbers: tuple[int, ...]
+
+    def grid(self, numbers: Sequence[int]) -> list[float]:
+        """Scene times of what grid frames show."""
+        return [float(time_s) for time_s in grid_times(numbers, self.source_fps, self.start_s)]
+
+    @property
+    def times_s(self) -> list[float]:
+        """Scene times of the pictures."""
+        return self.grid(self.numbers)
+
+
+def sample_take(rng: np.random.Generator, aspect: float, *, two_share: float) -> Take:
+    """Draw a scene and when its pictures are taken; some slots are filled up by repeating their last picture."""
+    scene = sample_scene(rng, aspect=aspect, two_share=two_share, nobody_share=NOBODY_SHARE)
+    first = int(rng.integers(0, 60))
+    numbers = [first + KEYFRAME_INTERVAL * index for index in range(IMAGES)]
+    start_s = scene.focus_s + float(rng.uniform(-0.25, 0.25)) - numbers[1] / GRID_FPS
+    source_fps = sample_source_fps(rng)
+    if rng.random() < _REPEAT_SHARE:
+        kept = int(rng.integers(1, IMAGES))
+        numbers[kept:] = [numbers[kept - 1]] * (IMAGES - kept)
+    return Take(scene, source_fps, start_s, tuple(numbers))
+
+
+def slot_of(rng: np.random.Generator, take: Take, size: tuple[int, int], wrong_share: float = WRONG_SHARE) -> Slot:
+    """The slot of a take at a size `(height, width)`, with simulated findings."""
+    shown = take.times_s
+    pictures = {time_s: take.scene.render(time_s, size) for time_s in dict.fromkeys(shown)}
+    persons = tuple(tuple(pictures[time_s][1]) for time_s in shown)
+    origin_s = 10 ** rng.uniform(0, 4) - 1 if rng.random() < 0.5 else rng.uniform(0, 20)
+    found = sample_findings(rng, persons, wrong=bool(rng.random() < wrong_share))
+    return Slot(
+        frames=tuple(pictures[time_s][0] for time_s in shown),
+        persons=persons,
+        times_s=tuple(float(origin_s + time_s - shown[0]) for time_s in shown),
+        repeated=tuple(index > 0 and time_s == shown[index - 1] for index, time_s in enumerate(shown)),
+        findings=tuple(found[shown.index(time_s)] for time_s in shown),
+        truth=slot_truth(persons),
+        labels=tuple(rng.permutation(LABELS).tolist()) if rng.random() < _SHUFFLED_SHARE else LABELS,
+    )
 
 
 def sample_slot(
@@ -89,22 +149,7 @@ def sample_slot(
         two_share: Share of scenes with two people.
         wrong_share: Share of slots whose findings are wrong or missing.
     """
-    scene = sample_scene(rng, aspect=size[1] / size[0], two_share=two_share, nobody_share=NOBODY_SHARE)
-    shown, first = _sample_times(rng, scene.focus_s)
-    pictures = {time_s: scene.render(time_s, size) for time_s in dict.fromkeys(shown)}
-    persons = tuple(tuple(pictures[time_s][1]) for time_s in shown)
-    truth = slot_truth(persons)
-    origin_s = 10 ** rng.uniform(0, 4) - 1 if rng.random() < 0.5 else rng.uniform(0, 20)
-    repeated = tuple(index > 0 and time_s == shown[index - 1] for index, time_s in enumerate(shown))
-    found = sample_findings(rng, persons, wrong=bool(rng.random() < wrong_share))
-    return Slot(
-        frames=tuple(pictures[time_s][0] for time_s in shown),
-        persons=persons,
-        times_s=tuple(float(origin_s + time_s - first) for time_s in shown),
-        repeated=repeated,
-        findings=tuple(found[shown.index(time_s)] for time_s in shown),
-        truth=truth,
-    )
+    return slot_of(rng, sample_take(rng, size[1] / size[0], two_share=two_share), size, wrong_share)
 
 
 def slot_truth(persons: Sequence[Sequence[Person]]) -> Truth:
@@ -126,7 +171,7 @@ def question_of(slot: Slot, settings: PipelineConfig) -> Question:
 def question_with(slot: Slot, jpegs: Sequence[bytes]) -> Question:
     """The slot as the product asks about it, with given encoded pictures."""
     images = [SlotImage(*image) for image in zip(jpegs, slot.times_s, slot.repeated, strict=True)]
-    return Question(tuple(images), slot.findings, LABELS)
+    return Question(tuple(images), slot.findings, slot.labels)
 
 
 def sample_findings(rng: np.random.Generator, persons: Sequence[Sequence[Person]], *, wrong: bool) -> Findings:
@@ -145,18 +190,6 @@ def sample_findings(rng: np.random.Generator, persons: Sequence[Sequence[Person]
         lie = LABELS[rng.integers(len(LABELS))]
         return tuple((_detection(rng, lie),) for _ in persons)
     return tuple(_findings(rng, picture, swapped) for picture in persons)
-
-
-def _sample_times(rng: np.random.Generator, focus_s: float) -> tuple[list[float], float]:
-    """Scene times of the pictures, and that of the source's first frame counted as 0."""
-    start = int(rng.integers(0, 60))
-    numbers = [start + KEYFRAME_INTERVAL * index for index in range(IMAGES)]
-    start_s = focus_s + float(rng.uniform(-0.25, 0.25)) - numbers[1] / 30
-    shown = [float(time_s) for time_s in grid_times(numbers, sample_source_fps(rng), start_s)]
-    if rng.random() < _REPEAT_SHARE:
-        kept = int(rng.integers(1, IMAGES))
-        shown[kept:] = [shown[kept - 1]] * (IMAGES - kept)
-    return shown, shown[0]
 
 
 def _findings(rng: np.random.Generator, picture: Sequence[Person], instead: dict[int, Action]) -> tuple[Detection, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers.trainers import BpeTrainer
+from transformers import TokenizersBackend
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from pipeline_ver2.prompts import NOBODY, QUESTION, SYSTEM_PROMPT
@@ -54,7 +55,7 @@ def build_tokenizer(actions: Sequence[str], corpus: Iterable[str]) -> Qwen3_5Tok
     backend = tokenizer.backend_tokenizer
     backend.train_from_iterator((_without(text, fixed) for text in corpus), trainer)
     learned = json.loads(backend.to_str())["model"]
-    merges = [tuple(pair) for pair in learned["merges"]]
+    merges: Any = [tuple(pair) for pair in learned["merges"]]  # the constructor's annotation forgets pairs
     built = Qwen3_5Tokenizer(
         vocab=learned["vocab"],
         merges=merges,
@@ -74,12 +75,10 @@ def save_tokenizer(tokenizer: Qwen3_5Tokenizer, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def turns(tokenizer: Qwen3_5Tokenizer, messages: list[dict[str, Any]]) -> str:
+def turns(tokenizer: TokenizersBackend, messages: list[dict[str, Any]]) -> str:
     """Chat messages as the text the model reads, up to where its answer starts."""
-    text: str = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-    )
-    return text
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    return str(text)
 
 
 def _phrases(actions: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cv2
 import torch
@@ -220,7 +219,9 @@ def _shapes(source: Iterator[Batch], most: int = 40) -> Iterator[Batch]:
             return
 
 
-def _optimisers(model: Any, teacher: nn.Module, pace: Pace) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _optimisers(
+    model: nn.Module, teacher: nn.Module, pace: Pace
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     matrices, kernels, others = [], [], []
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and ("layers." in name or "blocks." in name or "merger." in name):

@@ -1,0 +1,104 @@
+"""The training of the answerer: the loss falls, and an interrupted run goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from serving.demo import train_answerer
+from serving.demo.answerer import load
+from serving.demo.answerer_forward import plain
+from serving.demo.train_answerer import AGAIN, FIRST, Training, train
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The machine is shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 4 instead of 32, and little to watch."""
+    monkeypatch.setattr(train_answerer, "BATCH", 4)
+    monkeypatch.setattr(train_answerer, "_WATCHED", (2, 1))
+
+
+def test_the_pace_warms_up_cools_down_and_brings_in_pairs() -> None:
+    """The rate rises over the first steps and falls to 2 %; pairs come gradually, or at once in a second run."""
+    assert FIRST.rate(0, 0) < 0.01 < FIRST.rate(0, 10_000) == 1.0
+    assert FIRST.rate(1, 10_000) == pytest.approx(0.02)
+    assert FIRST.two_share(0) == pytest.approx(0.05)
+    assert FIRST.two_share(0.4) == FIRST.two_share(1) == AGAIN.two_share(0) == pytest.approx(0.4)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
+    """Weights, average, step and clock come back; the next batch is the one that would have come."""
+    run = Training(FIRST, 100, plain())
+    for batch in itertools.islice(run.batches(), 2):
+        run.learn(batch)
+    run.elapsed_s = 12.5
+    run.store(tmp_path / "run.pt")
+    other = Training(FIRST, 100, plain())
+    other.resume(tmp_path / "run.pt")
+    assert (other.step, other.elapsed_s) == (2, 12.5)
+    for name in ("model", "average", "teacher"):
+        ours, theirs = getattr(run, name).state_dict(), getattr(other, name).state_dict()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert torch.equal(next(run.batches()).images[:2], next(other.batches()).images[:2])
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.pt"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_second_run_takes_the_average_and_other_batches(tmp_path: Path) -> None:
+    """`--again` starts at step 0 from the averaged weights, with scenes the first run has not seen."""
+    run = Training(FIRST, 100, plain())
+    run.learn(next(run.batches()))
+    run.store(tmp_path / "run.pt")
+    again = Training(AGAIN, 100, plain())
+    again.take_weights(tmp_path / "run.pt")
+    name = "lm_head.weight"
+    assert again.step == 0
+    assert torch.equal(again.model.state_dict()[name], run.average.state_dict()[name])
+    assert not torch.equal(next(run.batches()).images, next(again.batches()).images)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_with_a_broken_gradient_is_left_out() -> None:
+    """A gradient that is not finite leaves the weights as they were, and is counted."""
+    run = Training(FIRST, 100, plain())
+    batch = next(run.batches())
+    with torch.no_grad():
+        run.teacher.points.bias.fill_(float("nan"))
+    before = run.model.state_dict()["lm_head.weight"].clone()
+    run.learn(batch)
+    assert run.skipped == 1
+    assert torch.equal(before, run.model.state_dict()["lm_head.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_the_loss_falls_and_the_model_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half a minute the answer's form is learned, and the folder that comes out can be loaded."""
+    found: list[float] = []
+    learn = Training.learn
+
+    def noted(run: Training, batch: object) -> object:
+        parts = learn(run, batch)  # type: ignore[arg-type]
+        found.append(float(parts.answer.detach()))
+        return parts
+
+    monkeypatch.setattr(Training, "learn", noted)
+    train(Training(FIRST, 25, plain()), tmp_path / "model", tmp_path / "run.pt")
+    assert len(found) > 20
+    assert sum(found[-5:]) < 0.6 * sum(found[:5])
+    assert load(tmp_path / "model").model.config.model_type == "qwen3_5"
+    assert (tmp_path / "run.pt").exists()
