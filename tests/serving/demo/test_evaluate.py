@@ -74,11 +74,21 @@ def test_bar(value: float, op: Literal[">=", "<="], ok: bool) -> None:  # noqa: 
 @pytest.mark.slow
 def test_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` prints the figures of both seed sets and the bars; a good model gives exit code 0."""
-    code = evaluate.main(["--clips", "12", "--json"])
+    code = evaluate.main(["--only", "detector", "--clips", "12", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert set(report["detector"]["30 fps"]) == {"A", "B"}
+    assert "answerer" not in report
     assert {"name", "value", "op", "target", "ok"} == set(report["bars"][0])
     assert code == int(not all(bar["ok"] for bar in report["bars"] if "floor" in bar["name"]))
+
+
+@pytest.mark.slow
+def test_command_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without `--json` there is a line for each figure, and one for each bar that says whether it holds."""
+    evaluate.main(["--only", "detector", "--clips", "4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("detector, 15 fps, B, map50: ") for line in lines)
+    assert sum(line.startswith(("ok  ", "MISS")) for line in lines) == 6
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +104,7 @@ def test_shipped_detector_keeps_its_contract(shipped: OnnxDetector) -> None:
     assert EMBEDDED_MODEL.stat().st_size < 5_600_000
 
 
+@pytest.mark.slow
 def test_shipped_detector_finds_people_of_held_out_scenes(shipped: OnnxDetector) -> None:
     """On unseen scenes most people are found with the right action, and few others."""
     samples = [sample_clip(seeds.generator(seeds.VALIDATION_B, 50_000 + number)) for number in range(40)]
@@ -106,6 +117,7 @@ def test_shipped_detector_finds_people_of_held_out_scenes(shipped: OnnxDetector)
     assert counts.false_boxes_per_frame < 0.4
 
 
+@pytest.mark.slow
 def test_shipped_detector_finds_the_people_of_the_demo_clip(shipped: OnnxDetector) -> None:
     """At the key frames of the demo clip people are found where the truth has them, mostly with their action."""
     truth = json.loads((FOLDER / "clip_truth.json").read_text())["frames"]
