@@ -6,7 +6,7 @@ import asyncio
 import queue
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ZroactError
@@ -16,11 +16,10 @@ from serving.workers.stage2_engine import EngineName, LocalEngine, Watch
 GOOD = '{"action":"walk","description":"One."}'
 
 
-def stage2_config(folder: Path, *, pipeline: dict[str, Any] | None = None, **stage2: object) -> Config:
+def stage2_config(folder: Path, **stage2: object) -> Config:
     """A configuration whose media root is `folder/media`; keywords are keys of the section."""
     section = {"engine": "emulated", "emulated.service_s": 0, "threads": 1, **stage2}
     overrides: dict[str, object] = {f"stage2.{key.replace('__', '.')}": value for key, value in section.items()}
-    overrides |= {f"pipeline.{key}": value for key, value in (pipeline or {}).items()}
     overrides |= {"paths.media_roots": [str(folder / "media")], "paths.work_dir": str(folder / "work")}
     return load_config(overrides=overrides, environ={})
 

@@ -94,6 +94,11 @@ class Engine(ABC):
         """Note a sign of real work."""
         self.alive_at = time.monotonic()
 
+    def was_hurt(self, event: EngineEvent) -> None:
+        """Tell of an event after which earlier signs of work prove nothing."""
+        self.alive_at = None
+        self.on_event(event)
+
 
 class LocalEngine(Engine):
     """An engine that generates in this process, piece by piece."""

@@ -36,7 +36,7 @@ class OpenAIEngine(Engine):
         try:
             completion = await server.complete(chat.body)
         except EngineFailed:
-            self.on_event("failure")
+            self.was_hurt("failure")
             raise
         self.was_alive()
         return completion
@@ -50,7 +50,7 @@ class OpenAIEngine(Engine):
                     self.was_alive()
                     yield chunk
         except EngineFailed:
-            self.on_event("failure")
+            self.was_hurt("failure")
             raise
 
     async def close(self) -> None:

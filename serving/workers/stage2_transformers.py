@@ -156,7 +156,7 @@ class TransformersEngine(LocalEngine):
             self._fail("out_of_memory" if "can't allocate memory" in str(error) else "failure", error)
 
     def _fail(self, event: EngineEvent, error: Exception) -> NoReturn:
-        self.on_event(event)
+        self.was_hurt(event)
         raise EngineFailed(f"{event.replace('_', ' ')} in the transformers engine: {str(error)[:300]}") from error
 
 

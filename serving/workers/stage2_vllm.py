@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0
 _POLL_S = 0.25
-_CHECK_EVERY_S = 10.0
-_CHECK_DEADLINE_S = 30.0
 _FAILED_CHECKS = 3
 
 
@@ -42,10 +40,12 @@ class VllmEngine(OpenAIEngine):
 
     name: ClassVar[EngineName] = "vllm"
 
-    def __init__(self, settings: Stage2Config) -> None:
+    def __init__(self, settings: Stage2Config, *, check_every_s: float = 10, check_deadline_s: float = 30) -> None:
         embedded = settings.model is None
         super().__init__(settings.model or DEMO_MODEL, DEMO_LABELS if embedded else None)
         self._settings = settings
+        self._check_every_s = check_every_s
+        self._check_deadline_s = check_deadline_s
         self._python = settings.vllm_python or sys.executable
         self._keeper: asyncio.Task[None] | None = None
         self._phase = "starting"
@@ -98,7 +98,7 @@ class VllmEngine(OpenAIEngine):
             except OSError as error:
                 logger.warning("vLLM could not be started: %s", error)
                 has_worked = False
-            self.on_event("restart")
+            self.was_hurt("restart")
             delay_s = _FIRST_DELAY_S if has_worked else min(2 * delay_s, _LONGEST_DELAY_S)
             self._phase = f"starting again in {delay_s:g} s"
             await asyncio.sleep(delay_s)
@@ -136,15 +136,15 @@ class VllmEngine(OpenAIEngine):
         self.server, self._phase = server, "up"
         failed = 0
         while failed < _FAILED_CHECKS:
-            await asyncio.sleep(_CHECK_EVERY_S)
+            await asyncio.sleep(self._check_every_s)
             failed = 0 if await self._answers() else failed + 1
         return f"no answer to {failed} checks in a row"
 
     async def _answers(self) -> bool:
-        if self.alive_at is not None and time.monotonic() - self.alive_at < _CHECK_EVERY_S:
+        if self.alive_at is not None and time.monotonic() - self.alive_at < self._check_every_s:
             return True
         with suppress(TimeoutError, StageError):
-            async with asyncio.timeout(_CHECK_DEADLINE_S):
+            async with asyncio.timeout(self._check_deadline_s):
                 await self.probe(await asyncio.to_thread(probe_chat, self.model))
                 return True
         return False
