@@ -19,7 +19,7 @@ from pipeline_ver2.command import EXIT_FATAL, LOG_FORMAT, exit_codes
 from serving.bench import demo as demo_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
-from serving.bench.daemons import demo_config, temporary_folder
+from serving.bench.daemons import CLIP, demo_config, temporary_folder
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
@@ -47,9 +47,9 @@ def seed(
         _log_warnings()
         chosen, workload = choose_rows(rows), Workload()
         machine = describe_machine(seed_bench.PACKAGES)
-        figures = asyncio.run(seed_bench.measure(chosen, workload, repeat, _tell))
+        figures = asyncio.run(seed_bench.measure(CLIP, chosen, workload, repeat, _tell))
     bars = seed_bench.bars_of(figures)
-    report = seed_bench.build_report(machine, workload, figures, bars)
+    report = seed_bench.build_report(machine, CLIP, workload, figures, bars)
     conclude(report, [seed_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
@@ -64,9 +64,9 @@ def demo(
         _log_warnings()
         machine = describe_machine([*seed_bench.PACKAGES, *demo_bench.MODEL_PACKAGES])
         with temporary_folder() as folder:
-            figures = asyncio.run(demo_bench.measure(demo_config(folder), folder, pairs, _tell))
+            figures = asyncio.run(demo_bench.measure(CLIP, demo_config(folder), folder, pairs, _tell))
     bars = demo_bench.bars_of(figures.pairs)
-    report = demo_bench.build_report(machine, figures, bars)
+    report = demo_bench.build_report(machine, CLIP, figures, bars)
     conclude(report, [demo_table(report), bars_table(bars)], bars, as_json=as_json)
 
 

@@ -17,7 +17,6 @@ from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import Results
 from pipeline_ver2.supervisor import Supervisor
 from serving.bench.bars import Bar
-from serving.bench.daemons import CLIP
 
 MODEL_PACKAGES = ("onnxruntime", "torch", "transformers")
 
@@ -62,10 +61,11 @@ class DemoFigures:
         return statistics.median(pair.ratio for pair in self.pairs)
 
 
-async def measure(config: Config, folder: Path, pairs: int, tell: Tell) -> DemoFigures:
+async def measure(clip: Path, config: Config, folder: Path, pairs: int, tell: Tell) -> DemoFigures:
     """A warm-up pair, then `pairs` pairs with the order swapped each time, all on the same daemons.
 
     Args:
+        clip: The video.
         config: Where the daemons are started, and their engines.
         folder: For the results; a media root, since the baseline's frames lie there.
         pairs: How many pairs are measured.
@@ -75,12 +75,12 @@ async def measure(config: Config, folder: Path, pairs: int, tell: Tell) -> DemoF
         StageError: A daemon failed, or a run left slots unanswered.
     """
     async with Supervisor(config):
-        _, warm = await _run_pair("baseline", config, folder / "warm-up")
+        _, warm = await _run_pair("baseline", clip, config, folder / "warm-up")
         tell("warm-up done")
         measured: list[Pair] = []
         for number in range(1, pairs + 1):
             first: Side = "orchestrator" if number % 2 else "baseline"
-            pair, _ = await _run_pair(first, config, folder / f"pair-{number}")
+            pair, _ = await _run_pair(first, clip, config, folder / f"pair-{number}")
             measured.append(pair)
             tell(f"pair {number} of {pairs}: {pair.orchestrator_s:.2f} s / {pair.baseline_s:.2f} s")
     told = warm.models
@@ -91,16 +91,16 @@ async def measure(config: Config, folder: Path, pairs: int, tell: Tell) -> DemoF
     )
 
 
-async def _run_pair(first: Side, config: Config, folder: Path) -> tuple[Pair, Results]:
+async def _run_pair(first: Side, clip: Path, config: Config, folder: Path) -> tuple[Pair, Results]:
     """Both sides, and the results of the second."""
     second: Side = "baseline" if first == "orchestrator" else "orchestrator"
     walls: dict[Side, float] = {}
     for side in (first, second):
         begun = time.perf_counter()
         if side == "orchestrator":
-            results = await run_pipeline(Job(CLIP, folder / side), config)
+            results = await run_pipeline(Job(clip, folder / side), config)
         else:
-            results = await run_baseline(CLIP, folder / side, config, frames="jpeg")
+            results = await run_baseline(clip, folder / side, config, frames="jpeg")
         walls[side] = time.perf_counter() - begun
         if results.counts.ok != results.counts.slots:
             raise StageError(f"{side}: {results.counts.ok} of {results.counts.slots} slots were answered")
@@ -116,14 +116,14 @@ def bars_of(pairs: Sequence[Pair]) -> list[Bar]:
     ]
 
 
-def build_report(machine: dict[str, Any], figures: DemoFigures, bars: Sequence[Bar]) -> dict[str, Any]:
+def build_report(machine: dict[str, Any], clip: Path, figures: DemoFigures, bars: Sequence[Bar]) -> dict[str, Any]:
     """The JSON report."""
     return {
         "bench": "demo",
         "engines": figures.engines,
         "models": figures.models,
         "machine": machine,
-        "workload": {"clip": CLIP.name, "warm_up_pairs": 1, "pairs": len(figures.pairs)},
+        "workload": {"clip": clip.name, "warm_up_pairs": 1, "pairs": len(figures.pairs)},
         "median_ratio": round(figures.median_ratio, 4),
         "pairs": [pair.as_dict() for pair in figures.pairs],
         "bars": [bar.as_dict() for bar in bars],

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline_ver2.errors import StageError
@@ -15,7 +16,7 @@ from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.results import Results
 from pipeline_ver2.supervisor import Supervisor
 from serving.bench.bars import Bar
-from serving.bench.daemons import CLIP, emulated_config, temporary_folder
+from serving.bench.daemons import emulated_config, temporary_folder
 from serving.bench.ideal import Workload
 from serving.bench.loop_lag import LoopLag, sampled_lag
 from serving.bench.rows import ROWS, Row
@@ -87,28 +88,35 @@ class RowFigures:
         }
 
 
-async def measure(rows: Sequence[Row], workload: Workload, repeat: int, tell: Tell) -> list[RowFigures]:
+async def measure(clip: Path, rows: Sequence[Row], workload: Workload, repeat: int, tell: Tell) -> list[RowFigures]:
     """Run every row `repeat` times, the rows one after another in each round, so that all see the same machine.
 
     An unmeasured run with short service times comes first: what a process loads at first use is no row's work.
 
+    Args:
+        clip: The video; the workload must be its own.
+        rows: What is measured.
+        workload: How much there is to do, and the service times.
+        repeat: Runs of each row.
+        tell: Is told of progress.
+
     Raises:
         StageError: A daemon or a request failed, or a run did other work than the workload.
     """
-    await _run_once(ROWS["abc4"], workload.hurried(_HURRY))
+    await _run_once(clip, ROWS["abc4"], workload.hurried(_HURRY))
     runs: dict[str, list[RunFigures]] = {row.name: [] for row in rows}
     for turn in range(1, repeat + 1):
         for row in rows:
-            figures = await _run_once(row, workload)
+            figures = await _run_once(clip, row, workload)
             runs[row.name].append(figures)
             tell(f"{row.title}: {figures.wall_s:.3f} s ({turn} of {repeat})")
     return [RowFigures(row, row.ideal_s(workload), tuple(runs[row.name])) for row in rows]
 
 
-async def _run_once(row: Row, workload: Workload) -> RunFigures:
+async def _run_once(clip: Path, row: Row, workload: Workload) -> RunFigures:
     """Daemons of its own with the row's limit; the clock runs from the call to the return, results.json written."""
     with temporary_folder() as folder:
-        config, job = emulated_config(folder, workload, row.limit), Job(CLIP, folder / "out")
+        config, job = emulated_config(folder, workload, row.limit), Job(clip, folder / "out")
         async with Supervisor(config), sampled_lag() if row.samples_lag else nullcontext(LoopLag()) as lag:
             begun = time.perf_counter()
             results = await row.run(job, config, TimingRecorder())
@@ -157,22 +165,8 @@ def bars_of(figures: Sequence[RowFigures]) -> list[Bar]:
     return bars
 
 
-def workload_dict(workload: Workload) -> dict[str, Any]:
-    """For the JSON report."""
-    return {
-        "clip": CLIP.name,
-        "frames": workload.frames,
-        "keyframes": workload.keyframes,
-        "batches": workload.batches,
-        "slots": workload.slots,
-        "stage1_service_s": workload.stage1_s,
-        "stage2_service_s": workload.stage2_s,
-        "documented_s": {"as found": DOCUMENTED_S, "A + B(2)": DOCUMENTED_AB_S},
-    }
-
-
 def build_report(
-    machine: dict[str, Any], workload: Workload, figures: Sequence[RowFigures], bars: Sequence[Bar]
+    machine: dict[str, Any], clip: Path, workload: Workload, figures: Sequence[RowFigures], bars: Sequence[Bar]
 ) -> dict[str, Any]:
     """The JSON report."""
     sequential_s = next((figure.wall_s for figure in figures if figure.row.name == "sequential"), None)
@@ -180,7 +174,20 @@ def build_report(
         "bench": "seed",
         "engines": {"stage1": "emulated", "stage2": "emulated"},
         "machine": machine,
-        "workload": workload_dict(workload),
+        "workload": _workload_dict(clip, workload),
         "rows": [figure.as_dict(sequential_s) for figure in figures],
         "bars": [bar.as_dict() for bar in bars],
+    }
+
+
+def _workload_dict(clip: Path, workload: Workload) -> dict[str, Any]:
+    return {
+        "clip": clip.name,
+        "frames": workload.frames,
+        "keyframes": workload.keyframes,
+        "batches": workload.batches,
+        "slots": workload.slots,
+        "stage1_service_s": workload.stage1_s,
+        "stage2_service_s": workload.stage2_s,
+        "documented_s": {"as found": DOCUMENTED_S, "A + B(2)": DOCUMENTED_AB_S},
     }

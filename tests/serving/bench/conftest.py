@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from serving.bench.daemons import CLIP
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS
@@ -22,4 +23,4 @@ def quiet() -> list[RowFigures]:
 @pytest.fixture
 def seed_report(quiet: list[RowFigures]) -> dict[str, Any]:
     """The report of a quiet machine."""
-    return build_report(describe_machine(["numpy"]), Workload(), quiet, bars_of(quiet))
+    return build_report(describe_machine(["numpy"]), CLIP, Workload(), quiet, bars_of(quiet))

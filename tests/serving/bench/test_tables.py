@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from serving.bench.bars import Bar
+from serving.bench.daemons import CLIP
 from serving.bench.demo import DemoFigures, Pair, build_report
 from serving.bench.machine import describe_machine
 from serving.bench.tables import bars_table, demo_table, seed_table
@@ -28,7 +29,7 @@ def demo_report() -> dict[str, Any]:
     """Two pairs."""
     pairs = (Pair("orchestrator", 3.0, 6.0), Pair("baseline", 4.0, 5.0))
     figures = DemoFigures(pairs, {"stage1": "onnx", "stage2": "transformers"}, {"stage1": "a", "stage2": "b"})
-    return build_report(describe_machine([]), figures, [])
+    return build_report(describe_machine([]), CLIP, figures, [])
 
 
 def test_the_seed_table_calls_the_engines_emulated(seed_report: dict[str, Any]) -> None:
