@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipeline_ver2.command import EXIT_FATAL, LOG_FORMAT, exit_codes
+from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, LOG_FORMAT, exit_codes
 from serving.bench import demo as demo_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
@@ -43,8 +44,7 @@ def seed(
     as_json: _Json = False,
 ) -> None:
     """Replay the documented workload on real daemons with emulated engines: each row against its ideal."""
-    with exit_codes():
-        _log_warnings()
+    with _measuring():
         chosen, workload = choose_rows(rows), Workload()
         machine = describe_machine(seed_bench.PACKAGES)
         figures = asyncio.run(seed_bench.measure(CLIP, chosen, workload, repeat, _tell))
@@ -60,8 +60,7 @@ def demo(
     as_json: _Json = False,
 ) -> None:
     """Run the orchestrator against the sequential baseline with the demo models, in alternating pairs."""
-    with exit_codes():
-        _log_warnings()
+    with _measuring():
         machine = describe_machine([*seed_bench.PACKAGES, *demo_bench.MODEL_PACKAGES])
         with temporary_folder() as folder:
             figures = asyncio.run(demo_bench.measure(CLIP, demo_config(folder), folder, pairs, _tell))
@@ -82,8 +81,16 @@ def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar
         raise typer.Exit(EXIT_FATAL)
 
 
-def _log_warnings() -> None:
+@contextmanager
+def _measuring() -> Iterator[None]:
+    """Only warnings are logged; errors and Ctrl-C end the command with the documented exit codes."""
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    with exit_codes():
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            typer.echo("interrupted; a benchmark keeps nothing", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
 def _tell(progress: str) -> None:
