@@ -57,6 +57,7 @@ def run(
         job = Job(clip, out or Path("out") / clip.stem, resume=resume, keep_failed=keep_failed)
         console = Console()
         logging.basicConfig(level=logging.WARNING if console.is_terminal else logging.INFO, format=LOG_FORMAT)
+        logging.getLogger("stamina").setLevel(logging.ERROR)  # its lines name neither stage nor reason
         results = asyncio.run(_until_signalled(job, settings, spawn=not no_spawn, annotated=annotated))
         _tell(console, job, results)
     if results.state != "succeeded":

@@ -52,8 +52,8 @@ from pipeline_ver2.stage_clients import (
     DetectorInfo,
     Stage1Client,
     Stage2Client,
-    StageTimes,
 )
+from pipeline_ver2.stage_http import StageTimes
 from pipeline_ver2.tracker import ReadySlot, SlotTracker
 
 log = logging.getLogger(__name__)

@@ -1,80 +1,24 @@
-"""aiohttp clients of the two stages: deadlines, waiting for a stage that is away, error mapping.
-
-What counts as *waiting* (a refused connection, 429, a 503 of a stage that is not ready) is repeated here within
-`retry_for_s`. What counts as a *send* (a lost connection, a time-out, a broken reply) is raised to whoever counts.
-"""
+"""The clients of the two stages: the Open Inference Protocol to Stage 1, the OpenAI chat API to Stage 2."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
-import aiohttp
 import numpy as np
-import stamina
 from numpy.typing import NDArray
 
 from pipeline_ver2 import wire
 from pipeline_ver2.config import PipelineConfig, Stage1Config, Stage2Config
-from pipeline_ver2.errors import (
-    BadReply,
-    ConfigError,
-    DeadlineShed,
-    EngineFailed,
-    QueueFull,
-    RequestError,
-    StageError,
-    StageTimeout,
-    StageUnreachable,
-)
+from pipeline_ver2.errors import BadReply, ConfigError, EngineFailed, StageError, StageTimeout
 from pipeline_ver2.findings import ClipFindings, read_findings
-from pipeline_ver2.prompts import Asked, Question, ask
+from pipeline_ver2.prompts import MAX_SENDS, Asked, Question, ask
+from pipeline_ver2.stage_http import StageClient, StageTimes
 
 MODEL = "yowov3"
-
-_CONNECT_TIMEOUT_S = 5.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
-_MIB = 1024 * 1024
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """How long a request took from its sending to its whole reply, and what the stage says of it; seconds."""
-
-    total_s: float
-    queue_s: float | None
-    run_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An HTTP reply with its whole body."""
-
-    headers: Mapping[str, str]
-    body: bytes
-    times: StageTimes
-
-    def json(self) -> dict[str, Any]:
-        """The body as a JSON object.
-
-        Raises:
-            BadReply: It is none.
-        """
-        try:
-            content = json.loads(self.body)
-        except ValueError as error:
-            raise BadReply(f"the reply is not valid JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise BadReply("the reply is not a JSON object")
-        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,94 +58,10 @@ class BatchFindings:
     times: StageTimes
 
 
-class StageClient:
-    """What both clients share: one session without a pool limit, since callers bound what is in flight."""
-
-    def __init__(self, name: str, base_url: str, *, timeout_s: float, retry_for_s: float, max_reply_mb: float) -> None:
-        self._name = name
-        self._base_url = base_url
-        # An unlimited pool: the total then holds no waiting for a connection.
-        self._timeout = aiohttp.ClientTimeout(
-            total=timeout_s, connect=_CONNECT_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
-        )
-        self._retry_for_s = retry_for_s
-        self._max_reply = int(max_reply_mb * _MIB)
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15), timeout=self._timeout
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    async def post_json(self, path: str, body: bytes, *, key: str) -> Reply:
-        """POST a JSON body, waiting while the stage is away.
-
-        Raises:
-            StageError: What became of it; see the module's words on waiting and sends.
-            RequestError: The stage refused the request.
-        """
-        headers = {wire.IDEMPOTENCY_HEADER: key, "Content-Type": "application/json"}
-        return await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
-
-    async def _request(
-        self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Reply:
-        """One HTTP request, sent once; every failure comes out as a `StageError` or `RequestError`."""
-        if self._session is None:
-            raise RuntimeError(f"{type(self).__name__} is used outside its `async with`")
-        where = f"{self._name} at {self._base_url}"
-        # A file-like body is sent in pieces, so that megabytes of pixels do not hold up the loop.
-        data = None if body is None else io.BytesIO(body)
-        sent = time.perf_counter()
-        try:
-            async with self._session.request(method, self._base_url + path, data=data, headers=headers) as response:
-                content = await self._read(response)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise StageUnreachable(f"{where} cannot be reached: {error}") from error
-        except TimeoutError as error:
-            raise StageTimeout(f"{where} gave no reply within {self._timeout.total:g} s") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineFailed(f"{where}: connection lost: {error or type(error).__name__}") from error
-        if response.status != 200:
-            raise _error_of(where, response.status, response.headers, content)
-        queue_s, run_s = wire.parse_server_timing(response.headers.get(wire.SERVER_TIMING_HEADER))
-        return Reply(response.headers, content, StageTimes(time.perf_counter() - sent, queue_s, run_s))
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        content = bytearray()
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > self._max_reply:
-                raise BadReply(f"{self._name}: the reply is over {self._max_reply} bytes")
-        return bytes(content)
-
-    async def _waiting(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a request that only had to wait, at most `retry_for_s` long."""
-        if self._retry_for_s == 0:
-            return await request()
-        attempts = stamina.retry_context(
-            on=_wait_of,
-            attempts=None,
-            timeout=self._retry_for_s,
-            wait_initial=_FIRST_WAIT_S,
-            wait_max=_LONGEST_WAIT_S,
-            wait_jitter=_FIRST_WAIT_S,
-        )
-        async for attempt in attempts:
-            with attempt:
-                return await request()
-        raise RuntimeError("unreachable: the last attempt raises")
-
-
 class Stage1Client(StageClient):
     """Speaks the Open Inference Protocol to the detector."""
+
+    _describe_path = f"/v2/models/{MODEL}"
 
     def __init__(self, config: Stage1Config, *, retry_for_s: float) -> None:
         super().__init__(
@@ -221,7 +81,7 @@ class Stage1Client(StageClient):
             StageError: The stage is away or answers nonsense.
             ConfigError: It does not name its labels and `stage1.labels_path` is not set.
         """
-        reply = await self._waiting(lambda: self._request("GET", f"/v2/models/{MODEL}"))
+        reply = await self._waiting(lambda: self._request("GET", self._describe_path))
         content = reply.json()
         parameters = content.get("parameters") or {}
         try:
@@ -271,18 +131,21 @@ class Stage1Client(StageClient):
             "Content-Type": "application/octet-stream",
         }
         path = f"/v2/models/{MODEL}/infer"
-        for last in (False, True):
+        lost: StageError | None = None
+        for _ in range(MAX_SENDS):
             try:
-                reply = await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
+                async with self._sending(after_loss=isinstance(lost, EngineFailed)):
+                    reply = await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
                 return BatchFindings(read_findings(reply.headers, reply.body, len(clips)), reply.times)
-            except (EngineFailed, StageTimeout, BadReply):
-                if last:
-                    raise
-        raise RuntimeError("unreachable: the last send returns or raises")
+            except (EngineFailed, StageTimeout, BadReply) as error:
+                lost = error
+        raise lost or RuntimeError("unreachable: a batch is sent at least once")
 
 
 class Stage2Client(StageClient):
     """Speaks the OpenAI chat API to the vision-language model."""
+
+    _describe_path = "/v1/models"
 
     def __init__(self, config: Stage2Config, pipeline: PipelineConfig) -> None:
         super().__init__(
@@ -302,7 +165,7 @@ class Stage2Client(StageClient):
         Raises:
             StageError: The stage is away or lists no model.
         """
-        reply = await self._waiting(lambda: self._request("GET", "/v1/models"))
+        reply = await self._waiting(lambda: self._request("GET", self._describe_path))
         entries = reply.json().get("data")
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             raise BadReply("stage2: /v1/models lists no model")
@@ -318,51 +181,19 @@ class Stage2Client(StageClient):
             RequestError: The stage refused the request.
         """
         times: StageTimes | None = None
+        lost = False
 
         async def send(body: dict[str, Any], variant: int) -> Mapping[str, Any]:
-            nonlocal times
+            nonlocal times, lost
             encoded = await asyncio.to_thread(lambda: json.dumps(body).encode())
-            reply = await self.post_json("/v1/chat/completions", encoded, key=f"{key}/{variant}")
+            try:
+                async with self._sending(after_loss=lost):
+                    reply = await self.post_json("/v1/chat/completions", encoded, key=f"{key}/{variant}")
+            except EngineFailed:
+                lost = True
+                raise
             times = reply.times
             return reply.json()
 
         asked = await ask(question, self._settings, model=model, max_tokens=self._max_tokens, send=send)
         return asked, times
-
-
-def _wait_of(error: Exception) -> bool | float:
-    if isinstance(error, StageUnreachable | QueueFull):
-        return True if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
-    return False
-
-
-def _error_of(where: str, status: int, headers: Mapping[str, str], content: bytes) -> StageError | RequestError:
-    """The error a reply stands for; our own servers name it by code, stand-ins by status."""
-    code, message = _error_content(content)
-    text = f"{where} answered {status}: {message}"
-    try:
-        retry_after_s = float(headers.get("Retry-After", ""))
-    except ValueError:
-        retry_after_s = None
-    if code == DeadlineShed.code:
-        return DeadlineShed(text)
-    if status == 429:
-        return QueueFull(text, retry_after_s=retry_after_s)
-    if status == 503 and code != EngineFailed.code:
-        return StageUnreachable(text, retry_after_s=retry_after_s)
-    if status in {408, 504}:
-        return StageTimeout(text)
-    if 400 <= status < 500:
-        return RequestError(text)
-    return EngineFailed(text)
-
-
-def _error_content(content: bytes) -> tuple[str | None, str]:
-    try:
-        body = json.loads(content)
-        error = body["error"]
-        if isinstance(error, str):  # the Open Inference Protocol's shape
-            return body.get("code"), error
-        return error.get("code"), str(error.get("message"))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None, content[:300].decode(errors="replace")

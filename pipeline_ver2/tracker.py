@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipeline_ver2.errors import DeadlineShed, QueueFull, RequestError, StageError
 from pipeline_ver2.prompts import Asked, Question, SlotImage
 from pipeline_ver2.results import KeyframeRecord, SlotRecord, SlotState
-from pipeline_ver2.stage_clients import StageTimes
+from pipeline_ver2.stage_http import StageTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pipeline_ver2.config import load_config
 from pipeline_ver2.decoder import Decoder, KeyframeClip
 from pipeline_ver2.errors import VideoError
 from pipeline_ver2.main import TimingRecorder
-from tests.pipeline_ver2.conftest import FRAMES
+from tests.conftest import FRAMES
 
 CONFIG = load_config(None, {}, environ={})
 SIZE = (32, 48)

@@ -18,7 +18,8 @@ from pipeline_ver2.job import Job
 from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import JOURNAL_NAME, Results, read_results
-from tests.pipeline_ver2.conftest import FRAMES, settings_for
+from tests.conftest import FRAMES
+from tests.pipeline_ver2.conftest import settings_for
 from tests.stand_ins import Stages, completion, found_reply, hang, refusal, reset, stand_ins
 
 
@@ -207,6 +208,33 @@ async def test_a_connection_reset_is_sent_again_under_the_same_key(clip: Path, s
     assert len(keys) == 2
     assert len(set(keys)) == 1
     assert [line["index"] for line in lines if line["type"] == "slot"].count(1) == 1
+
+
+@pytest.mark.fault("B6")
+async def test_a_slot_that_kills_the_engine_takes_no_other_with_it(clip: Path, stages: Stages, tmp_path: Path) -> None:
+    """The poison slot is sent twice and fails; those in flight beside it are sent again without it and are answered."""
+    crash = asyncio.Event()
+
+    async def poisoned(request: web.Request, key: str, _time: int) -> web.Response | None:
+        if key == "slot-5":
+            crash.set()
+            await asyncio.sleep(0)
+            crash.clear()
+            return refusal(503, "engine_failed")
+        try:
+            await asyncio.wait_for(crash.wait(), 0.05)
+        except TimeoutError:
+            return None
+        return refusal(503, "engine_failed")
+
+    stages.stage2.rule = poisoned
+    settings = settings_for(stages, pipeline__slot_frames=1, pipeline__stage2_window=4)
+    results = await run_pipeline(Job(clip, tmp_path), settings)
+
+    assert [slot.index for slot in results.slots if slot.state != "ok"] == [5]
+    assert stages.stage2.seen["slot-5"] == 2
+    assert max(stages.stage2.seen.values()) == 2
+    assert min(stages.stage2.seen.values()) == 1
 
 
 @pytest.mark.fault("O3")

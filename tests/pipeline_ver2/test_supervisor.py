@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,23 @@ async def test_a_killed_daemon_is_started_again(stage: Stage, caplog: pytest.Log
             assert await answers(stage.config.stage1.base_url)
             assert len(stage.pids()) == 2
     assert "Stage 1 died, killed by SIGKILL" in caplog.text
+    assert not any(is_running(pid) for pid in stage.pids())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_daemon_killed_a_hundred_times(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deaths far apart never add up, and no restart leaves a file or a process behind."""
+    monkeypatch.setattr(supervisor, "STABLE_S", -1.0)
+    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S", 0.001)
+    open_files = Path("/proc/self/fd")
+    async with Supervisor(stage.config, stages=("stage1",), command=stage.command("--child")):
+        before = len(list(open_files.iterdir()))
+        for deaths in range(1, 101):
+            os.kill(stage.pids()[-1], signal.SIGKILL)
+            await until(partial(stage.has_started, deaths + 1))
+            await until(lambda: not is_running(int(stage.noted("child")[-2])))
+        await until(lambda: len(list(open_files.iterdir())) <= before)
     assert not any(is_running(pid) for pid in stage.pids())
 
 

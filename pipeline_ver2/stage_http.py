@@ -1,0 +1,218 @@
+"""One stage as an HTTP client sees it: deadlines, waiting while it is away, and every failure as an error of the tree.
+
+What counts as *waiting* (a refused connection, 429, a 503 of a stage that is not ready) is repeated here within
+`retry_for_s`. What counts as a *send* (a lost connection, a time-out, a broken reply) is raised to whoever counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+import aiohttp
+import stamina
+
+from pipeline_ver2 import wire
+from pipeline_ver2.errors import (
+    BadReply,
+    DeadlineShed,
+    EngineFailed,
+    QueueFull,
+    RequestError,
+    StageError,
+    StageTimeout,
+    StageUnreachable,
+)
+
+_CONNECT_TIMEOUT_S = 5.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_MIB = 1024 * 1024
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """How long a request took from its sending to its whole reply, and what the stage says of it; seconds."""
+
+    total_s: float
+    queue_s: float | None
+    run_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP reply with its whole body."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    times: StageTimes
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object.
+
+        Raises:
+            BadReply: It is none.
+        """
+        try:
+            content = json.loads(self.body)
+        except ValueError as error:
+            raise BadReply(f"the reply is not valid JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise BadReply("the reply is not a JSON object")
+        return content
+
+
+class StageClient:
+    """What both clients share: one session without a pool limit, since callers bound what is in flight."""
+
+    _describe_path: ClassVar[str]
+
+    def __init__(self, name: str, base_url: str, *, timeout_s: float, retry_for_s: float, max_reply_mb: float) -> None:
+        self._name = name
+        self._resending = asyncio.Lock()
+        self._base_url = base_url
+        # An unlimited pool: the total then holds no waiting for a connection.
+        self._timeout = aiohttp.ClientTimeout(
+            total=timeout_s, connect=_CONNECT_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
+        )
+        self._retry_for_s = retry_for_s
+        self._max_reply = int(max_reply_mb * _MIB)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15), timeout=self._timeout
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post_json(self, path: str, body: bytes, *, key: str) -> Reply:
+        """POST a JSON body, waiting while the stage is away.
+
+        Raises:
+            StageError: What became of it; see the module's words on waiting and sends.
+            RequestError: The stage refused the request.
+        """
+        headers = {wire.IDEMPOTENCY_HEADER: key, "Content-Type": "application/json"}
+        return await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
+
+    async def _request(
+        self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """One HTTP request, sent once; every failure comes out as a `StageError` or `RequestError`."""
+        if self._session is None:
+            raise RuntimeError(f"{type(self).__name__} is used outside its `async with`")
+        where = f"{self._name} at {self._base_url}"
+        # A file-like body is sent in pieces, so that megabytes of pixels do not hold up the loop.
+        data = None if body is None else io.BytesIO(body)
+        sent = time.perf_counter()
+        try:
+            async with self._session.request(method, self._base_url + path, data=data, headers=headers) as response:
+                content = await self._read(response)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise StageUnreachable(f"{where} cannot be reached: {error}") from error
+        except TimeoutError as error:
+            raise StageTimeout(f"{where} gave no reply within {self._timeout.total:g} s") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineFailed(f"{where}: connection lost: {error or type(error).__name__}") from error
+        if response.status != 200:
+            raise _error_of(where, response.status, response.headers, content)
+        queue_s, run_s = wire.parse_server_timing(response.headers.get(wire.SERVER_TIMING_HEADER))
+        return Reply(response.headers, content, StageTimes(time.perf_counter() - sent, queue_s, run_s))
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        content = bytearray()
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > self._max_reply:
+                raise BadReply(f"{self._name}: the reply is over {self._max_reply} bytes")
+        return bytes(content)
+
+    async def _waiting(
+        self, request: Callable[[], Awaitable[T]], wait_of: Callable[[Exception], bool | float] | None = None
+    ) -> T:
+        """Repeat a request that only had to wait, at most `retry_for_s` long."""
+        if self._retry_for_s == 0:
+            return await request()
+        attempts = stamina.retry_context(
+            on=wait_of or _wait_of,
+            attempts=None,
+            timeout=self._retry_for_s,
+            wait_initial=_FIRST_WAIT_S,
+            wait_max=_LONGEST_WAIT_S,
+            wait_jitter=_FIRST_WAIT_S,
+        )
+        async for attempt in attempts:
+            with attempt:
+                return await request()
+        raise RuntimeError("unreachable: the last attempt raises")
+
+    @asynccontextmanager
+    async def _sending(self, *, after_loss: bool) -> AsyncIterator[None]:
+        """Around a send. One that follows a lost one waits until the stage answers again, and goes alone.
+
+        A process that is dying still accepts connections, so sending again at once can lose the request twice. And
+        whichever of the lost requests killed the engine must not take the innocent ones with it a second time.
+        """
+        if not after_loss:
+            yield
+            return
+        async with self._resending:
+            try:
+                await self._waiting(
+                    lambda: self._request("GET", self._describe_path), lambda error: isinstance(error, StageError)
+                )
+            except (EngineFailed, StageTimeout, BadReply) as error:
+                raise StageUnreachable(f"{self._name} does not come back: {error}") from error
+            yield
+
+
+def _wait_of(error: Exception) -> bool | float:
+    if isinstance(error, StageUnreachable | QueueFull):
+        return True if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
+    return False
+
+
+def _error_of(where: str, status: int, headers: Mapping[str, str], content: bytes) -> StageError | RequestError:
+    """The error a reply stands for; our own servers name it by code, stand-ins by status."""
+    code, message = _error_content(content)
+    text = f"{where} answered {status}: {message}"
+    try:
+        retry_after_s = float(headers.get("Retry-After", ""))
+    except ValueError:
+        retry_after_s = None
+    if code == DeadlineShed.code:
+        return DeadlineShed(text)
+    if status == 429:
+        return QueueFull(text, retry_after_s=retry_after_s)
+    if status == 503 and code != EngineFailed.code:
+        return StageUnreachable(text, retry_after_s=retry_after_s)
+    if status in {408, 504}:
+        return StageTimeout(text)
+    if 400 <= status < 500:
+        return RequestError(text)
+    return EngineFailed(text)
+
+
+def _error_content(content: bytes) -> tuple[str | None, str]:
+    try:
+        body = json.loads(content)
+        error = body["error"]
+        if isinstance(error, str):  # the Open Inference Protocol's shape
+            return body.get("code"), error
+        return error.get("code"), str(error.get("message"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None, content[:300].decode(errors="replace")
