@@ -217,12 +217,12 @@ async def test_a_slot_that_kills_the_engine_takes_no_other_with_it(clip: Path, s
 
     async def poisoned(request: web.Request, key: str, _time: int) -> web.Response | None:
         if key == "slot-5":
+            await asyncio.sleep(0.05)
             crash.set()
-            await asyncio.sleep(0)
             crash.clear()
             return refusal(503, "engine_failed")
         try:
-            await asyncio.wait_for(crash.wait(), 0.05)
+            await asyncio.wait_for(crash.wait(), 0.1)
         except TimeoutError:
             return None
         return refusal(503, "engine_failed")
