@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline_ver2 import wire
-from pipeline_ver2.findings import ClipFindings
+from pipeline_ver2.findings import ClipFindings, read_findings
 
 INFER = "/v2/models/yowov3/infer"
 

@@ -96,7 +96,7 @@ async def test_a_full_queue_refuses(queue: InferenceQueue, calls: Calls) -> None
     first = await _occupied(queue, calls)
     waiting = await _queued(queue, calls, "second", "third")
     with pytest.raises(QueueFull, match=r"stage1\.max_queue") as caught:
-        await queue.run(calls.call("fourth"))
+        await asyncio.wait_for(queue.run(calls.call("fourth")), timeout=5)
     assert caught.value.retry_after_s is not None
     assert caught.value.retry_after_s > 0
     calls.release.set()
@@ -123,7 +123,8 @@ async def test_the_turn_is_the_threads_not_the_callers(queue: InferenceQueue, ca
     (second,) = await _queued(queue, calls, "second")
     first.cancel()
     await asyncio.wait({first})
-    assert queue.running
+    await asyncio.sleep(0)
+    assert (queue.running, queue.waiting) == (True, 1)
     assert calls.order == ["first"]
     calls.release.set()
     assert (await second).value == "second"
