@@ -47,10 +47,6 @@ class Stage:
         """Process ids of the fake daemons started so far."""
         return [int(pid) for pid in self.noted("pid")]
 
-    def has_started(self, times: int) -> bool:
-        """Whether so many fake daemons have been started so far."""
-        return len(self.pids()) == times
-
 
 def is_running(pid: int) -> bool:
     """Whether a process exists and is not merely waiting to be reaped."""
