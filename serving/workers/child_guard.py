@@ -21,24 +21,30 @@ _EXIT_NOT_RUN = 127
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, 127 if it cannot be started, 128 + n for signal n."""
     grace_s, *command = arguments
+    stopping = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error}\n")
         return _EXIT_NOT_RUN
-    stopper = threading.Thread(target=_stop_at_end_of_input, args=(child, float(grace_s)), daemon=True)
-    signal.signal(signal.SIGTERM, lambda *_: _signal_group(child, signal.SIGTERM))
-    stopper.start()
+    threading.Thread(target=_wait_for_end_of_input, args=(stopping,), daemon=True).start()
+    threading.Thread(target=_stop, args=(child, stopping, float(grace_s)), daemon=True).start()
     code = child.wait()
     _signal_group(child, signal.SIGKILL)  # whatever it has left behind
     return code if code >= 0 else 128 - code
 
 
-def _stop_at_end_of_input(child: subprocess.Popen[bytes], grace_s: float) -> None:
+def _wait_for_end_of_input(stopping: threading.Event) -> None:
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 4096):
             pass
+    stopping.set()
+
+
+def _stop(child: subprocess.Popen[bytes], stopping: threading.Event, grace_s: float) -> None:
+    stopping.wait()
     _signal_group(child, signal.SIGTERM)
     try:
         child.wait(grace_s)

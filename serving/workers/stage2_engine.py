@@ -1,11 +1,8 @@
-"""What every engine of Stage 2 can do, and which one a configuration means."""
+"""What every engine of Stage 2 can do."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -14,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pipeline_ver2.config import Stage2Config
-from pipeline_ver2.errors import ConfigError, EngineFailed
+from pipeline_ver2.errors import EngineFailed
 from serving.workers.chat import Chat, End, Piece, ReplyWriter, refuse_unsupported
 
 logger = logging.getLogger(__name__)
@@ -26,8 +22,6 @@ DEMO_LABELS = ("stand", "walk", "run", "wave", "jump", "fall")
 
 EngineName = Literal["vllm", "transformers", "remote", "emulated"]
 EngineEvent = Literal["out_of_memory", "failure", "restart"]
-
-_IMPORT_CHECK_TIMEOUT_S = 60
 
 
 @dataclass(slots=True)
@@ -130,54 +124,3 @@ class LocalEngine(Engine):
                     opened = True
                 for chunk in writer.closing(piece) if isinstance(piece, End) else [writer.delta(piece)]:
                     yield chunk
-
-
-def resolve_engine(settings: Stage2Config) -> EngineName:
-    """The engine `stage2.engine` means: `auto` is vllm where its interpreter can import it, else transformers.
-
-    Raises:
-        ConfigError: `vllm_python` cannot be run.
-    """
-    if settings.engine != "auto":
-        return settings.engine
-    chosen: EngineName = "vllm" if _can_import_vllm(settings.vllm_python) else "transformers"
-    logger.info("stage2.engine auto: %s", chosen)
-    return chosen
-
-
-def build_engine(settings: Stage2Config) -> Engine:
-    """The engine a configuration means, not started. Its module is imported only now: engines are heavy.
-
-    Raises:
-        ConfigError: `vllm_python` cannot be run, or a library of the engine is not installed.
-    """
-    name = resolve_engine(settings)
-    try:
-        if name == "emulated":
-            from serving.workers.stage2_emulated import EmulatedEngine
-
-            return EmulatedEngine(settings)
-        if name == "remote":
-            from serving.workers.stage2_remote import RemoteEngine
-
-            return RemoteEngine(settings)
-        if name == "vllm":
-            from serving.workers.stage2_vllm import VllmEngine
-
-            return VllmEngine(settings)
-        from serving.workers.stage2_transformers import TransformersEngine
-
-        return TransformersEngine(settings)
-    except ImportError as error:
-        raise ConfigError(f"stage2.engine {name}: {error}; install the extra that brings it") from error
-
-
-def _can_import_vllm(python: str | None) -> bool:
-    if python is None or python == sys.executable:
-        return importlib.util.find_spec("vllm") is not None
-    check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    try:
-        done = subprocess.run([python, "-c", check], timeout=_IMPORT_CHECK_TIMEOUT_S, check=False, capture_output=True)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"stage2.vllm_python: {python} cannot be run: {error}") from error
-    return done.returncode == 0

@@ -33,7 +33,8 @@ from serving.workers.daemon import (
     request_context,
 )
 from serving.workers.process import daemon_main
-from serving.workers.stage2_engine import Engine, build_engine
+from serving.workers.stage2_choice import build_engine
+from serving.workers.stage2_engine import Engine
 from serving.workers.stage2_evaluate import evaluate
 from serving.workers.stage2_readiness import Readiness
 from serving.workers.stage2_service import Served, Stage2Service, StreamTimes

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ import pytest
 from pipeline_ver2.config import Stage2Config
 from pipeline_ver2.errors import ConfigError, EngineFailed, StageTimeout, StageUnreachable
 from serving.workers.chat import Chat, parse_chat
-from serving.workers.stage2_engine import Watch, resolve_engine
+from serving.workers.stage2_engine import Watch
 from serving.workers.stage2_readiness import Readiness
 from serving.workers.stage2_vllm import VllmEngine
 from tests.chats import chat_body, picture
@@ -207,21 +206,6 @@ async def test_the_childs_output_is_in_the_log(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level("INFO"):
         async with running(VllmEngine(settings_for(tmp_path))):
             await until(lambda: "vllm: the fake vLLM listens" in caplog.messages)
-
-
-def test_auto_takes_vllm_where_its_interpreter_has_it(tmp_path: Path) -> None:
-    """Else transformers; an interpreter that cannot be run is a mistake in the configuration."""
-    has_it = tmp_path / "with-vllm"
-    has_it.write_text("#!/bin/sh\nexit 0\n")
-    has_it.chmod(0o755)
-
-    def chosen(python: str | None) -> str:
-        return resolve_engine(stage2_config(tmp_path, engine="auto", vllm_python=python).stage2)
-
-    assert chosen(str(has_it)) == "vllm"
-    assert chosen(sys.executable) == "transformers"
-    with pytest.raises(ConfigError, match=r"stage2\.vllm_python"):
-        chosen(str(tmp_path / "nothing"))
 
 
 async def test_an_interpreter_that_is_none_stops_the_start(tmp_path: Path) -> None:
