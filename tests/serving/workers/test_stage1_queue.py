@@ -79,13 +79,14 @@ async def test_one_at_a_time_in_order(queue: InferenceQueue, calls: Calls, regis
     first = await _occupied(queue, calls)
     second, third = await _queued(queue, calls, "second", "third")
     assert (queue.running, queue.waiting) == (True, 2)
+    queued = time.monotonic()
     assert registry.get_sample_value("zroact_stage1_queue_depth") == 2
+    held_s = time.monotonic() - queued
     calls.release.set()
     done = [await task for task in (first, second, third)]
     assert [timed.value for timed in done] == calls.order == ["first", "second", "third"]
     assert calls.most_at_once == 1
-    assert done[0].queue_s < done[0].run_s
-    assert done[2].queue_s >= done[0].run_s / 2
+    assert min(done[0].run_s, done[1].queue_s, done[2].queue_s) >= held_s
     assert (queue.running, queue.waiting) == (False, 0)
     assert registry.get_sample_value("zroact_stage1_run_seconds_count") == 3
     assert registry.get_sample_value("zroact_stage1_wait_seconds_count") == 3

@@ -11,14 +11,16 @@ import aiohttp
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from prometheus_client import CollectorRegistry
 from tritonclient.utils import InferenceServerException
 
 from pipeline_ver2 import wire
 from pipeline_ver2.config import Config, Stage1Config
-from pipeline_ver2.errors import BadReply, EngineFailed, RequestError
+from pipeline_ver2.errors import BadReply, EngineFailed, RequestError, StageUnreachable
 from pipeline_ver2.findings import ClipFindings
 from pipeline_ver2.stage_clients import Stage1Client
 from serving.workers.stage1_server import build_app
+from serving.workers.stage1_service import Stage1Service
 from tests import tiny_detector as tiny
 from tests.oip_client import INFER, Reply, findings_of, send_clips
 from tests.servers import served
@@ -292,3 +294,13 @@ async def test_the_orchestrators_client_understands_us(stage1_url: str) -> None:
             await client.detect([clip_of(tiny.RED, others=tiny.MAGENTA)], key="job/1")
         with pytest.raises(RequestError, match=r"stage1\.max_batch"):
             await client.detect([clip_of(tiny.RED)] * 9, key="job/2")
+
+
+async def test_a_detector_that_loads_is_not_ready(stage1_config: MakeConfig) -> None:
+    """Before the model is loaded and warm the daemon says so, with a hint when to ask again."""
+    service = Stage1Service(stage1_config(), CollectorRegistry())
+    assert service.loaded is None
+    with pytest.raises(StageUnreachable, match="still loading") as caught:
+        _ = service.detector
+    assert caught.value.retry_after_s is not None
+    service.queue.close()
