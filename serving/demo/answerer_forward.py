@@ -24,6 +24,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
+from serving.demo.answerer_delta import delta_attention
 from serving.demo.skeleton import JOINTS as JOINT_NAMES
 
 MERGED_PX = 32
@@ -99,19 +100,9 @@ def plain() -> Blocks:
 
 
 def compiled() -> Blocks:
-    """Compiled blocks; one graph serves all blocks of a kind, but each new shape costs tens of seconds.
-
-    Linear attention itself is left as it is: its compiled backward pass gives NaN (an exp of -inf is computed anew).
-    """
+    """Compiled blocks; one graph serves all blocks of a kind, but each new shape costs tens of seconds."""
     dynamo.config.recompile_limit = 32
-    attend, think = torch.compile(_text_layer, dynamic=False), torch.compile(_think, dynamic=False)
-
-    def text(layer: Qwen3_5DecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if layer.block_type == "full_attention":
-            return attend(layer, hidden, cos, sin)
-        return think(layer, hidden + layer.linear_attn(layer.input_layernorm(hidden)))
-
-    return Blocks(torch.compile(_vision_block, dynamic=False), text)
+    return Blocks(torch.compile(_vision_block, dynamic=False), torch.compile(_text_layer, dynamic=False))
 
 
 def see(model: Qwen3_5ForConditionalGeneration, images: Tensor, blocks: Blocks) -> Tensor:
@@ -220,12 +211,11 @@ def _vision_block(block: Qwen3_5VisionBlock, hidden: Tensor, cos: Tensor, sin: T
 
 
 def _text_layer(layer: Qwen3_5DecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out: Tensor = layer(hidden, position_embeddings=(cos, sin), attention_mask=None)
-    return out
-
-
-def _think(layer: Qwen3_5DecoderLayer, hidden: Tensor) -> Tensor:
-    """The second half of a text layer."""
+    normed = layer.input_layernorm(hidden)
+    if layer.block_type == "full_attention":
+        hidden = hidden + layer.self_attn(normed, position_embeddings=(cos, sin), attention_mask=None)[0]
+    else:
+        hidden = hidden + delta_attention(layer.linear_attn, normed)
     out: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return out
 
