@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_ver2.errors import VideoError
@@ -71,6 +71,7 @@ def filled(times: list[Fraction], fps: float | None) -> list[int]:
 gaps = st.lists(st.fractions(min_value=Fraction(1, 1000), max_value=2, max_denominator=90_000), max_size=40)
 
 
+@settings(deadline=None, max_examples=60)
 @given(gaps=gaps, fps=st.sampled_from([5.0, 12.5, 29.97, 30.0, 60.0]))
 def test_the_grid_is_what_its_definition_says(gaps: list[Fraction], fps: float) -> None:
     """For any times and rates, in exact arithmetic."""
@@ -283,6 +284,7 @@ def grid_frames(count: int, keys: set[int]) -> list[GridFrame]:
     return [GridFrame(n, n / 30, p, n + 1 if n + 1 in keys else None, None) for n, p in enumerate(pictures)]
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     length=st.integers(1, 20), rate=st.integers(1, 4), keys=st.sets(st.integers(1, 60), max_size=8), count=st.just(60)
 )
