@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,6 +26,8 @@ from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
 from serving.bench.tables import bars_table, demo_table, seed_table
+
+T = TypeVar("T")
 
 app = typer.Typer(
     add_completion=False,
@@ -47,7 +50,7 @@ def seed(
     with _measuring():
         chosen, workload = choose_rows(rows), Workload()
         machine = describe_machine(seed_bench.PACKAGES)
-        figures = asyncio.run(seed_bench.measure(CLIP, chosen, workload, repeat, _tell))
+        figures = asyncio.run(_until_signalled(seed_bench.measure(CLIP, chosen, workload, repeat, _tell)))
     bars = seed_bench.bars_of(figures)
     report = seed_bench.build_report(machine, CLIP, workload, figures, bars)
     conclude(report, [seed_table(report), bars_table(bars)], bars, as_json=as_json)
@@ -63,7 +66,8 @@ def demo(
     with _measuring():
         machine = describe_machine([*seed_bench.PACKAGES, *demo_bench.MODEL_PACKAGES])
         with temporary_folder() as folder:
-            figures = asyncio.run(demo_bench.measure(CLIP, demo_config(folder), folder, pairs, _tell))
+            measuring = demo_bench.measure(CLIP, demo_config(folder), folder, pairs, _tell)
+            figures = asyncio.run(_until_signalled(measuring))
     bars = demo_bench.bars_of(figures.pairs)
     report = demo_bench.build_report(machine, CLIP, figures, bars)
     conclude(report, [demo_table(report), bars_table(bars)], bars, as_json=as_json)
@@ -88,9 +92,16 @@ def _measuring() -> Iterator[None]:
     with exit_codes():
         try:
             yield
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
             typer.echo("interrupted; a benchmark keeps nothing", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+async def _until_signalled(measuring: Coroutine[Any, Any, T]) -> T:
+    """Measure; SIGTERM cancels as Ctrl-C does, so that nothing is left behind."""
+    task = asyncio.ensure_future(measuring)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def _tell(progress: str) -> None:

@@ -52,8 +52,8 @@ _ALL = (
     Row("a", "A", run_gathered, limit=1, overlap=False),
     Row("ab2", "A + B(2)", run_gathered, limit=2, overlap=False),
     *(Row(f"abc{limit}", f"A + B + C at {limit}", _orchestrated, limit, overlap=True) for limit in (1, 2, 3, 4)),
-    Row("f-off", "at 2, F off", _blocking, limit=2, overlap=True, samples_lag=True),
-    Row("f-on", "at 2, F on", _orchestrated, limit=2, overlap=True, samples_lag=True),
+    Row("f-off", "A + B + C at 2, F off", _blocking, limit=2, overlap=True, samples_lag=True),
+    Row("f-on", "A + B + C at 2, F on", _orchestrated, limit=2, overlap=True, samples_lag=True),
 )
 ROWS: Mapping[str, Row] = {row.name: row for row in _ALL}
 

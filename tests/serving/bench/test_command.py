@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from pipeline_ver2.config import child_environment
 from serving.bench.bars import Bar
 from serving.bench.command import app, conclude
 from serving.bench.tables import bars_table
+from tests.pipeline_ver2.fake_stage import until
 
 REACHED, MISSED = Bar("a bar", 1, "<=", 2), Bar("a bar", 3, "<=", 2)
 
@@ -59,3 +65,25 @@ def test_a_missed_target_is_no_failure(capsys: pytest.CaptureFixture[str]) -> No
     """Exit code 0: targets do not decide."""
     conclude({}, [], [REACHED, Bar.hoped_for("more", 3, "<=", 2)], as_json=True)
     assert capsys.readouterr().out == "{}\n"
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_benchmark_that_is_stopped_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Exit code 130, and its folder, which holds everything it writes, is gone."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from serving.bench.command import app; app()", "seed", "--rows", "abc4"),
+        env=child_environment({"TMPDIR": str(tmp_path)}),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    await until(lambda: list(tmp_path.glob("*/work/logs/stage1.log")))
+    process.send_signal(number)
+    _, told = await process.communicate()
+    assert process.returncode == 130
+    assert b"a benchmark keeps nothing" in told
+    assert names_in(tmp_path) == []

@@ -16,8 +16,8 @@ def test_all_rows_by_default() -> None:
         "A",
         "A + B(2)",
         *(f"A + B + C at {limit}" for limit in (1, 2, 3, 4)),
-        "at 2, F off",
-        "at 2, F on",
+        "A + B + C at 2, F off",
+        "A + B + C at 2, F on",
     ]
 
 
