@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StageError, ZroactError
+from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StageError, StageUnreachable, ZroactError
 from pipeline_ver2.wire import CLIENT_HEADER, DEADLINE_HEADER, IDEMPOTENCY_HEADER, error_body, oip_error_body
 
 logger = logging.getLogger(__name__)
@@ -314,7 +314,7 @@ def _deadline(value: str | None) -> float | None:
 
 async def _on_zroact_error(request: Request, error: Exception) -> Response:
     known = error if isinstance(error, ZroactError) else ZroactError(str(error))
-    if known.http_status >= 500:
+    if known.http_status >= 500 and not isinstance(known, StageUnreachable):  # waiting is no news
         logger.warning("%s %s: %s: %s", request.method, request.url.path, known.code, known)
     return error_response(known, request.url.path)
 
