@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline_ver2.config import Stage1Config
 from pipeline_ver2.errors import ConfigError, EngineFailed
+from serving import demo
 from serving.workers.postprocess import BOX_SIDES, ClipOutput, failed, postprocess
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class OnnxDetector:
             labels=_read_labels(config, metadata),
             clip_length=length,
             image_size=image_size,
+            note=demo.NOTE if config.model_path is None else None,
         )
         self._input = self._session.get_inputs()[0].name
         self._output = self._session.get_outputs()[0].name

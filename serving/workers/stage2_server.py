@@ -22,6 +22,7 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.errors import RequestError, ZroactError
 from pipeline_ver2.prompts import check_settings
 from pipeline_ver2.wire import SERVER_TIMING_HEADER, EvaluateReply, EvaluateRequest, error_body, server_timing
+from serving import demo
 from serving.workers.chat import Chat, parse_chat
 from serving.workers.daemon import (
     ErrorReply,
@@ -124,6 +125,8 @@ def _add_openai_routes(app: FastAPI, service: Stage2Service, config: Config) -> 
         """The one model that is served."""
         model = await service.engine.served_model()
         entry = {"id": model, "object": "model", "created": 0, "owned_by": "zroact", "engine": service.engine.name}
+        if service.engine.labels is not None:
+            entry["note"] = demo.NOTE
         return {"object": "list", "data": [entry]}
 
 
