@@ -18,6 +18,7 @@ FAULTS = {
     "V9": "truncated, empty, not a video at all",
     "V10": "fewer frames than a clip, one frame",
     "V11": "odd sizes, 4:2:2, 4:4:4, 10 bit",
+    "V12": "4K, half an hour",
     "V13": "odd file names",
     "A1": "boxes in the wrong frame of reference",
     "A2": "a second sigmoid, class names off by one, a label list of another length",
@@ -35,6 +36,8 @@ FAULTS = {
     "B5": "image or chat markers in the user's text",
     "B6": "a slot that kills the engine",
     "B7": "an engine that is dead, not ready, or ends with exit code 0",
+    "B8": "a client that goes away",
+    "B9": "memory that runs out",
     "O1": "a consumer that dies, a bad reply",
     "O2": "keep-alive race, connection reset",
     "O3": "time-outs that count the waiting for a connection",
@@ -43,8 +46,8 @@ FAULTS = {
     "O6": "SIGTERM in the middle",
 }
 # Not here, because what they are about is not built yet, or not to be had on every machine:
-# V12 (4K and half an hour: a long run), A8 (batch sizes on CUDA), B8 to B10 (vLLM on a GPU),
-# O7 to O10 (the job server).
+# A8 (batch sizes on CUDA), B10 (two processes on one GPU), O7 to O10 (uploads and states of the job server; what of
+# O8 to O10 the pipeline has already is marked all the same).
 
 TESTS = Path(__file__).parent
 
