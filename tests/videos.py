@@ -16,6 +16,8 @@ import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline_ver2.video import VideoReader
+
 CLIPS = Path(__file__).parents[2] / "shared" / "clips"
 _TIME_BASE = Fraction(1, 90_000)
 _BITS = 10
@@ -66,6 +68,11 @@ def numbered(name: str, times: tuple[Fraction, ...], *, gop: int = 30, scale: in
     return path
 
 
+def base() -> Path:
+    """Two numbered seconds at 30 frames/s, 160x96."""
+    return numbered("base.mp4", steady(30, 2))
+
+
 def steady(fps: int, seconds: Fraction | int) -> tuple[Fraction, ...]:
     """Times of a constant frame rate."""
     return tuple(Fraction(number, fps) for number in range(int(fps * seconds)))
@@ -77,6 +84,14 @@ def number_of(rgb: NDArray[np.uint8]) -> int:
     columns = (np.arange(_BITS) * 2 + 1) * width // (2 * _BITS)
     bits: Sequence[bool] = rgb[height // 2, columns].mean(axis=-1) > 127
     return sum(1 << position for position, bit in enumerate(bits) if bit)
+
+
+def first_picture(path: Path) -> NDArray[np.uint8]:
+    """The first frame as the product reads it."""
+    with VideoReader(path) as reader:
+        frame = reader.next_frame()
+        assert frame is not None
+        return reader.rgb(frame.picture)
 
 
 def damaged(name: str, source: Path, *, at: float, size: int) -> Path:
