@@ -82,19 +82,13 @@ async def run_baseline(
     try:
         with recorder.span("decode"):
             extracted = extract_to_files(source, folder, config, frames)
-        retry_for_s = config.pipeline.retry_for_s
-        async with Stage1Client(config.stage1, retry_for_s=retry_for_s) as stage1:
-            detector = await stage1.describe()
+        async with (
+            Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s) as stage1,
+            Stage2Client(config.stage2, config.pipeline) as stage2,
+        ):
+            detector, answerer = await stage1.describe(), await stage2.describe()
             records, batches = await _detect_all(stage1, extracted, config, recorder)
-        async with Stage2Client(config.stage2, config.pipeline) as stage2:
-            answerer = await stage2.describe()
-            job_id = uuid.uuid4().hex[:12]
-            for slot in _slots(records, extracted, config):
-                record = slot.unasked(config.pipeline.gate)
-                if record is None:
-                    with recorder.span("stage2_run", slot=slot.index):
-                        record = await _answer(stage2, slot, answerer, detector.labels, job_id)
-                records.add(record)
+            await _answer_all(stage2, answerer, detector.labels, extracted, records, config, recorder)
     finally:
         if not keep_frames:
             shutil.rmtree(folder, ignore_errors=True)
@@ -226,6 +220,24 @@ def _slots(records: Records, extracted: ExtractedFrames, config: Config) -> list
         slots.append(tracker.settle(record))
     slots.append(tracker.close())
     return [slot for slot in slots if slot is not None]
+
+
+async def _answer_all(
+    stage2: Stage2Client,
+    answerer: AnswererInfo,
+    labels: Sequence[str],
+    extracted: ExtractedFrames,
+    records: Records,
+    config: Config,
+    recorder: TimingRecorder,
+) -> None:
+    job_id = uuid.uuid4().hex[:12]
+    for slot in _slots(records, extracted, config):
+        record = slot.unasked(config.pipeline.gate)
+        if record is None:
+            with recorder.span("stage2_run", slot=slot.index):
+                record = await _answer(stage2, slot, answerer, labels, job_id)
+        records.add(record)
 
 
 async def _answer(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +97,11 @@ async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) ->
         recorder = TimingRecorder()
         with _observer() as observer:
             results = await run_pipeline(job, config, observer, recorder=recorder)
-    await asyncio.to_thread(_draw, job, results, recorder, annotated=annotated)
+    stop = threading.Event()
+    try:
+        await asyncio.to_thread(_draw, job, results, recorder, annotated=annotated, stop=stop)
+    finally:
+        stop.set()
     return results
 
 
@@ -107,7 +112,7 @@ def _check(job: Job, config: Config) -> None:
     Journal(job.out, resume=job.resume).close()
 
 
-def _draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: bool) -> None:
+def _draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: bool, stop: threading.Event) -> None:
     report.write_timeline(job.out, recorder.spans)
     report.draw_timeline(job.out, recorder.spans)
     if annotated:

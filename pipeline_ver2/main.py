@@ -1,4 +1,4 @@
-"""Common utilities: the frame grid, keyframes, clips, slots, the one resize, and timing records."""
+"""Common utilities: the frame grid, keyframes, clips, the one resize, and timing records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,14 +27,11 @@ __all__ = [
     "FrameExtractor",
     "FrameGrid",
     "GridFrame",
-    "Slot",
-    "SlotPlan",
     "Span",
     "TimingRecorder",
     "VideoInfo",
     "probe_video",
     "resize",
-    "slot_key_indices",
 ]
 
 
@@ -230,47 +227,6 @@ class ClipBuilder:
         newest = len(self._recent) - 1
         steps = reversed(range(self._clip_length))
         return np.stack([self._recent[max(0, newest - step * self._sampling_rate)] for step in steps])
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Keyframes that make one Stage 2 request; the last `repeated` of `key_indices` only fill the slot up."""
-
-    index: int
-    key_indices: tuple[int, ...]
-    repeated: int = 0
-
-
-class SlotPlan:
-    """Groups keyframes, as they come, into slots of `slot_frames` consecutive ones, numbered from 0."""
-
-    def __init__(self, slot_frames: int) -> None:
-        self._slot_frames = slot_frames
-        self._open: list[int] = []
-        self._count = 0
-
-    def add(self, key_index: int) -> Slot | None:
-        """Take the next keyframe; the slot it completes, if it does."""
-        self._open.append(key_index)
-        return self._close() if len(self._open) == self._slot_frames else None
-
-    def finish(self) -> Slot | None:
-        """The last slot, filled up by repeating its last keyframe; None if no keyframe is left over."""
-        return self._close() if self._open else None
-
-    def _close(self) -> Slot:
-        repeated = self._slot_frames - len(self._open)
-        slot = Slot(self._count, (*self._open, *self._open[-1:] * repeated), repeated)
-        self._open = []
-        self._count += 1
-        return slot
-
-
-def slot_key_indices(key_indices: Sequence[int], slot_frames: int) -> list[tuple[int, ...]]:
-    """Keyframes of every slot, the last one filled up."""
-    plan = SlotPlan(slot_frames)
-    slots = [*map(plan.add, key_indices), plan.finish()]
-    return [slot.key_indices for slot in slots if slot is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,8 @@ from pipeline_ver2.main import (
     FrameExtractor,
     FrameGrid,
     GridFrame,
-    Slot,
-    SlotPlan,
     TimingRecorder,
     resize,
-    slot_key_indices,
 )
 from tests.videos import CLIPS, ffmpeg, folder, number_of, numbered, steady
 
@@ -260,34 +257,6 @@ def test_a_clip_is_a_copy() -> None:
     after = builder.push(second)
     assert after is not None
     assert after[:, 0, 0, 0].tolist() == [0, 1]
-
-
-def test_slots_group_keyframes_and_fill_the_last_up() -> None:
-    """38 keyframes give 13 slots; the last repeats keyframe 418."""
-    keys = list(range(11, 419, 11))
-    slots = slot_key_indices(keys, 3)
-    assert len(slots) == 13
-    assert slots[0] == (11, 22, 33)
-    assert slots[-1] == (407, 418, 418)
-
-
-@pytest.mark.parametrize(
-    ("keys", "size", "expected"),
-    [([], 3, []), ([1], 3, [(1, 1, 1)]), ([1, 2, 3], 3, [(1, 2, 3)]), ([1, 2], 1, [(1,), (2,)])],
-)
-def test_slots_of_few_keyframes(keys: list[int], size: int, expected: list[tuple[int, ...]]) -> None:
-    """None, one, exactly one slot, and slots of one."""
-    assert slot_key_indices(keys, size) == expected
-
-
-def test_slots_are_numbered_and_say_what_only_fills_them() -> None:
-    """Numbers count from 0; `repeated` tells the padding."""
-    plan = SlotPlan(2)
-    assert plan.add(11) is None
-    assert plan.add(22) == Slot(0, (11, 22))
-    assert plan.add(33) is None
-    assert plan.finish() == Slot(1, (33, 33), repeated=1)
-    assert plan.finish() is None
 
 
 def test_spans_from_many_threads_are_all_kept() -> None:

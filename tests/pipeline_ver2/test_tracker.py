@@ -68,6 +68,16 @@ def test_any_order_of_results_makes_the_same_slots(order: list[int], slot_frames
         assert [image.time_s for image in slot.images] == [number / 30 for number in slot.key_indices]
 
 
+def test_the_documented_workload_makes_13_slots() -> None:
+    """38 keyframes in threes; the last slot repeats keyframe 418."""
+    keys = list(range(11, 419, 11))
+    slots = slots_of(keys, keys, 3)
+
+    assert len(slots) == 13
+    assert slots[0].key_indices == (11, 22, 33)
+    assert slots[-1].key_indices == (407, 418, 418)
+
+
 def test_a_slot_is_ready_with_its_last_result_only() -> None:
     """Two of three results make nothing ready, the third does, once."""
     tracker = SlotTracker(3)
