@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
+from prometheus_client import CollectorRegistry
 
 from pipeline_ver2 import wire
 from pipeline_ver2.errors import EngineFailed, StageUnreachable
 from pipeline_ver2.prompts import QUESTION, encode_image
 from serving.workers.chat import decode_image
+from serving.workers.daemon import RequestContext
+from serving.workers.stage2_emulated import EmulatedEngine
+from serving.workers.stage2_evaluate import evaluate
 from serving.workers.stage2_server import build_app
+from serving.workers.stage2_service import Stage2Service
 from tests.chats import picture
 from tests.servers import served
 from tests.stage2 import GOOD, ScriptedEngine, stage2_config
@@ -228,3 +234,17 @@ async def test_the_engine_stops_when_the_caller_is_gone(tmp_path: Path) -> None:
         writer.close()
         assert await asyncio.to_thread(engine.next_event) == "ended"
         await writer.wait_closed()
+
+
+async def test_nothing_blocks_the_loop(tmp_path: Path) -> None:
+    """Reading, decoding and encoding happen in threads; the loop serves others meanwhile."""
+    (tmp_path / "media").mkdir()
+    (tmp_path / "media" / "a.jpg").write_bytes(picture())
+    config = stage2_config(tmp_path)
+    service = Stage2Service(config.stage2, EmulatedEngine(config.stage2), CollectorRegistry())
+    images = [{"path": str(tmp_path / "media" / "a.jpg"), "time_s": 0}, *IMAGES]
+    request = wire.EvaluateRequest.model_validate(slot(images=images))
+    context = RequestContext(client="test", deadline_at=None, idempotency_key=None)
+    with blockbuster_ctx():
+        reply, _, _ = await evaluate(request, service, config, context)
+    assert reply.attempts == 1

@@ -325,6 +325,7 @@ async def test_engine_and_model_are_named_everywhere(http: aiohttp.ClientSession
     assert await value_of(http, url, 'zroact_stage2_engine{engine="emulated",model="emulated"}') == 1
 
 
+@pytest.mark.slow
 def test_the_daemon_runs_as_a_process(tmp_path: Path) -> None:
     """By its module, on a free port, with the emulated engine named in its log."""
     arguments = ["-m", "serving.workers.stage2_server", "--port", "0", "--set", "stage2.engine=emulated"]
