@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
@@ -82,13 +82,7 @@ async def run_baseline(
     try:
         with recorder.span("decode"):
             extracted = extract_to_files(source, folder, config, frames)
-        async with (
-            Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s) as stage1,
-            Stage2Client(config.stage2, config.pipeline) as stage2,
-        ):
-            detector, answerer = await stage1.describe(), await stage2.describe()
-            records, batches = await _detect_all(stage1, extracted, config, recorder)
-            await _answer_all(stage2, answerer, detector.labels, extracted, records, config, recorder)
+        records, batches, models = await _ask_stages(extracted, config, recorder)
     finally:
         if not keep_frames:
             shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +90,7 @@ async def run_baseline(
         source=source,
         video=extracted.video,
         extraction=extracted.extraction,
-        models={"stage1": detector.as_dict(), "stage2": answerer.as_dict()},
+        models=models,
         records=records,
         batches=batches,
         spans=recorder.spans,
@@ -159,6 +153,20 @@ def _read_frame(path: Path) -> NDArray[np.uint8]:
     if bgr is None:
         raise ResultsError(f"frame {path} could not be read back")
     return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
+
+
+async def _ask_stages(
+    extracted: ExtractedFrames, config: Config, recorder: TimingRecorder
+) -> tuple[Records, int, dict[str, dict[str, Any]]]:
+    """All of Stage 1, then all of Stage 2: the records, how many batches, and what each stage says of its model."""
+    async with (
+        Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s) as stage1,
+        Stage2Client(config.stage2, config.pipeline) as stage2,
+    ):
+        detector, answerer = await stage1.describe(), await stage2.describe()
+        records, batches = await _detect_all(stage1, extracted, config, recorder)
+        await _answer_all(stage2, answerer, detector.labels, extracted, records, config, recorder)
+        return records, batches, {"stage1": detector.as_dict(), "stage2": answerer.as_dict()}
 
 
 async def _detect_all(

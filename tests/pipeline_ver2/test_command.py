@@ -8,25 +8,17 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from pipeline_ver2.results import read_results
-from tests.stand_ins import Stages, completion, hang, stand_ins
+from tests.stand_ins import Stages, completion, hang
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "pipeline_ver2" / "realtime_pipeline.py"
-
-
-@pytest.fixture
-async def stages() -> AsyncIterator[Stages]:
-    """Both scripted stages."""
-    async with stand_ins() as both:
-        yield both
 
 
 async def start(folder: Path, *arguments: str | Path, stages: Stages | None = None, **environment: str) -> Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,26 +13,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from pipeline_ver2.errors import BadReply, ConfigError, ResultsError, StageUnreachable
+from pipeline_ver2.errors import BadReply, ConfigError, StageUnreachable
 from pipeline_ver2.job import Job
 from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.realtime_pipeline import run_pipeline
-from pipeline_ver2.results import JOURNAL_NAME, Results, read_results
+from pipeline_ver2.results import JOURNAL_NAME, read_results
 from tests.conftest import FRAMES
-from tests.pipeline_ver2.conftest import settings_for
+from tests.pipeline_ver2.conftest import settings_for, states
 from tests.stand_ins import Stages, completion, found_reply, hang, refusal, reset, stand_ins
-
-
-@pytest.fixture
-async def stages() -> AsyncIterator[Stages]:
-    """Both scripted stages."""
-    async with stand_ins() as both:
-        yield both
-
-
-def states(results: Results) -> list[str]:
-    """The slots' states in order."""
-    return [slot.state for slot in results.slots]
 
 
 async def test_a_clip_goes_through_both_stages(clip: Path, stages: Stages, tmp_path: Path) -> None:
@@ -302,67 +290,6 @@ async def test_a_stage_that_stays_away_ends_the_run_with_what_there_is(
     assert results.state == "failed"
     assert results.error is not None
     assert results.counts.keyframes >= 3
-
-
-@pytest.mark.fault("O9")
-async def test_cancelled_in_the_middle_it_returns_soon_and_keeps_what_there_is(
-    clip: Path, stages: Stages, tmp_path: Path
-) -> None:
-    """Cancel with both stages hanging returns within 2 s; the folder is free again and says cancelled."""
-    reached = asyncio.Event()
-
-    async def hang_and_tell(request: web.Request, key: str, time: int) -> web.Response | None:
-        reached.set()
-        await hang(request, key, time)
-        return None
-
-    stages.stage2.rule = hang_and_tell
-    task = asyncio.create_task(run_pipeline(Job(clip, tmp_path), settings_for(stages)))
-    await reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 2)
-
-    assert read_results(tmp_path).state == "cancelled"
-    stages.stage2.rule = lambda *_: asyncio.sleep(0)
-    results = await run_pipeline(Job(clip, tmp_path, resume=True), settings_for(stages))
-    assert states(results) == ["ok"] * 5
-
-
-async def test_resume_sends_only_what_is_missing(clip: Path, stages: Stages, tmp_path: Path) -> None:
-    """Finished keyframes and slots are not sent again, failed ones are; each slot has one final record."""
-
-    async def break_one(_request: web.Request, key: str, _time: int) -> web.Response | None:
-        return completion("no") if key == "slot-3" else None
-
-    stages.stage2.rule = break_one
-    settings = settings_for(stages)
-    first = await run_pipeline(Job(clip, tmp_path), settings)
-    assert states(first) == ["ok", "ok", "ok", "failed", "ok"]
-    with (tmp_path / JOURNAL_NAME).open("ab") as journal:
-        journal.write(b'{"type": "slot", "ind')  # what a kill leaves
-
-    stages.stage2.keys.clear()
-    stages.stage1.keys.clear()
-    stages.stage2.rule = lambda *_: asyncio.sleep(0)
-    kept = await run_pipeline(Job(clip, tmp_path, resume=True, keep_failed=True), settings)
-    assert (states(kept), stages.stage2.keys) == (states(first), [])
-
-    second = await run_pipeline(Job(clip, tmp_path, resume=True), settings)
-    assert states(second) == ["ok"] * 5
-    assert [key.split("/")[1] for key in stages.stage2.keys] == ["slot-3"]
-    assert stages.stage1.keys == []
-    assert second.keyframes == first.keyframes
-
-
-async def test_resume_of_another_run_is_refused(clip: Path, stages: Stages, tmp_path: Path) -> None:
-    """Other settings in the header stop the run; so do results without --resume."""
-    await run_pipeline(Job(clip, tmp_path), settings_for(stages))
-
-    with pytest.raises(ResultsError, match="same source and settings"):
-        await run_pipeline(Job(clip, tmp_path, resume=True), settings_for(stages, pipeline__keyframe_interval=5))
-    with pytest.raises(ResultsError, match="--resume"):
-        await run_pipeline(Job(clip, tmp_path), settings_for(stages))
 
 
 async def test_a_detector_of_another_clip_length_is_refused(clip: Path, stages: Stages, tmp_path: Path) -> None:

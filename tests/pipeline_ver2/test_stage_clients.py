@@ -20,17 +20,10 @@ from pipeline_ver2.errors import (
 from pipeline_ver2.prompts import Question, SlotImage
 from pipeline_ver2.stage_clients import Stage1Client, Stage2Client
 from tests.pipeline_ver2.conftest import settings_for
-from tests.stand_ins import LABELS, Stages, hang, stand_ins
+from tests.stand_ins import LABELS, Stages, hang
 
 CLIP = np.zeros((16, 32, 48, 3), np.uint8)
 QUESTION = Question((SlotImage(b"jpeg", 0.3),), ((),), LABELS)
-
-
-@pytest.fixture
-async def stages() -> AsyncIterator[Stages]:
-    """Both scripted stages."""
-    async with stand_ins() as both:
-        yield both
 
 
 @asynccontextmanager

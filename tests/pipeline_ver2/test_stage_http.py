@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -23,16 +22,9 @@ from pipeline_ver2.errors import (
 )
 from pipeline_ver2.stage_clients import Stage1Client
 from tests.pipeline_ver2.conftest import settings_for
-from tests.stand_ins import Stages, hang, refusal, reset, stand_ins
+from tests.stand_ins import Stages, hang, refusal, reset
 
 CLIP = np.zeros((16, 32, 48, 3), np.uint8)
-
-
-@pytest.fixture
-async def stages() -> AsyncIterator[Stages]:
-    """Both scripted stages."""
-    async with stand_ins() as both:
-        yield both
 
 
 def stage1_client(stages: Stages, *, retry_for_s: float = 0, **overrides: Any) -> Stage1Client:  # noqa: ANN401
