@@ -61,16 +61,21 @@ def training_view(sample: ClipSample) -> TrainingView:
     return TrainingView(sample.frames[-1], halved.astype(np.uint8, copy=False), boxes, actions)
 
 
-def sample_clip(rng: np.random.Generator, *, source_fps: float | None = None, height: int | None = None) -> ClipSample:
+def sample_clip(
+    rng: np.random.Generator, *, source_fps: float | None = None, height: int | None = None, falling: bool = False
+) -> ClipSample:
     """Draw a scene and take a clip from it near its focus.
 
     Args:
         rng: Where all chance comes from.
         source_fps: Frame rate of the video; None draws one.
         height: Height of the video in pixels; None draws one.
+        falling: Draw scenes until somebody falls, or has fallen, at the focus.
     """
     aspect = sample_aspect(rng)
     scene = sample_scene(rng, aspect=aspect)
+    while falling and not any(actor.action_at(scene.focus_s) == "fall" for actor in scene.actors):
+        scene = sample_scene(rng, aspect=aspect)
     fps = sample_source_fps(rng) if source_fps is None else source_fps
     rows = (_FULL_HEIGHT if rng.random() < _FULL_SHARE else _SMALL_HEIGHT) if height is None else height
     first = int(rng.integers(60))

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 LEARNING_RATE = 1.5e-3
 _FRESH, _REPLAYED = 3, 6
 _POOL = 240
+# Falls look most varied and are learned last, so they are drawn twice as often as they come.
+_FALL_EVERY = 6
 _WARM_UP_STEPS = 150
 _CHECKPOINT_S = 60.0
 _LOG_STEPS = 50
@@ -78,7 +80,8 @@ class Feed:
         )
 
     def _draw(self) -> TrainingView:
-        sample = sample_clip(seeds.generator(seeds.TRAIN, self.next_seed))
+        falling = self.next_seed % _FALL_EVERY == 0
+        sample = sample_clip(seeds.generator(seeds.TRAIN, self.next_seed), falling=falling)
         self.next_seed += 1
         return training_view(sample)
 

@@ -32,6 +32,19 @@ def test_slow_video_repeats_frames(rate: float, distinct: set[int]) -> None:
     assert len({frame.tobytes() for frame in clip.frames}) in distinct
 
 
+def test_falls_can_be_asked_for() -> None:
+    """Scenes can be drawn in which somebody falls or lies; without asking they are the minority."""
+    asked, usual = (
+        [
+            any(person.action == "fall" for person in clip_of(index, height=60, falling=falling).persons)
+            for index in range(12)
+        ]
+        for falling in (True, False)
+    )
+    assert sum(asked) >= 8
+    assert sum(usual) < 6
+
+
 def test_only_well_visible_people_count() -> None:
     """Nobody who is mostly hidden or outside has to be found, and some frames are empty."""
     clips = [clip_of(index, height=60) for index in range(40)]
