@@ -7,7 +7,6 @@ where its last checkpoint left it; `--again` starts a new, gentler run from the 
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import logging
 import math
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from serving.demo.answerer import MODEL_FOLDER, build_model, save
 from serving.demo.answerer_data import batches, fixed_batches, make_tokenizer
 from serving.demo.answerer_forward import Batch, Blocks, Losses, Teacher, compiled, losses, plain
+from serving.demo.training import Average, Budget, load_checkpoint, save_checkpoint
 from serving.demo.world import LABELS
 
 log = logging.getLogger("train_answerer")
@@ -39,6 +39,9 @@ _WATCHED = (24, 10)
 _CHECKPOINT_EVERY_S = 60.0
 _LOOKS = 10
 _LOG_EVERY = 50
+# Batch number at which a second run starts, so that it sees scenes of its own.
+_AGAIN_FROM = 1_000_000
+_PARTS = ("model", "teacher", "average", "muon", "adam")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,112 +75,103 @@ AGAIN = Pace(muon=1.4e-3, adam=8e-4, from_scratch=False)
 class Training:
     """A run: model, teacher, moving average, optimisers, and how far it has come."""
 
-    def __init__(self, pace: Pace, budget_s: float, blocks: Blocks) -> None:
+    def __init__(self, pace: Pace, total_s: float, blocks: Blocks) -> None:
         torch.manual_seed(_SEED)
-        self.pace, self.budget_s, self.blocks = pace, budget_s, blocks
+        self.pace, self.blocks = pace, blocks
+        self.budget = Budget(total_s)
         self.tokenizer = make_tokenizer()
         self.model = build_model(self.tokenizer).train()
-        self.teacher = Teacher(self.model.config.text_config.hidden_size, len(LABELS))
-        self.average = copy.deepcopy(self.model)
-        self.optimisers = _optimisers(self.model, self.teacher, pace)
+        self.teacher = Teacher(self.model.model.language_model.config.hidden_size, len(LABELS))
+        self.average = Average(self.model, _EMA)
+        self.muon, self.adam = _optimisers(self.model, self.teacher, pace)
         self.step = 0
-        self.elapsed_s = 0.0
         self.skipped = 0
-
-    @property
-    def progress(self) -> float:
-        """0 at the start, 1 when the time is used up."""
-        return self.elapsed_s / self.budget_s
 
     def batches(self) -> Iterator[Batch]:
         """Training batches from where the run stands."""
-        shares = (self.pace.two_share(self.progress) for _ in itertools.count())
-        first = self.step if self.pace.from_scratch else self.step + 1_000_000
+        shares = (self.pace.two_share(self.budget.share) for _ in itertools.count())
+        first = self.step if self.pace.from_scratch else self.step + _AGAIN_FROM
         return batches(self.tokenizer, BATCH, first, shares)
 
     def learn(self, batch: Batch) -> Losses:
         """One step; a step whose gradient is not finite is left out."""
+        progress = self.budget.share
         with torch.autocast("cpu", torch.bfloat16):
             parts = losses(self.model, self.teacher, batch, self.blocks)
-        loss = self.pace.total(parts, self.progress)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.pace.total(parts, progress).backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_([*self.model.parameters(), *self.teacher.parameters()], _CLIP)
-        rate = self.pace.rate(self.progress, self.step)
-        for optimiser, peak in zip(self.optimisers, (self.pace.muon, self.pace.adam), strict=True):
-            for group in optimiser.param_groups:
-                group["lr"] = peak * rate
-            if torch.isfinite(norm):
-                optimiser.step()
+        if torch.isfinite(norm):
+            self._follow(self.pace.rate(progress, self.step))
+        else:
+            self.skipped += 1
+        for optimiser in (self.muon, self.adam):
             optimiser.zero_grad(set_to_none=True)
-        self.skipped += int(not torch.isfinite(norm))
         self.step += 1
-        self._follow()
         return parts
 
     def accuracy(self, watched: list[Batch]) -> float:
         """Share of right actions of the averaged model on fixed batches, the words before the action given."""
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            right = [losses(self.average, self.teacher, batch, plain()).right for batch in watched]
+            right = [losses(self.average.model, self.teacher, batch, plain()).right for batch in watched]
         return float(torch.stack(right).mean())
 
     def store(self, path: Path) -> None:
-        """Write a checkpoint; the old one stays until the new one is whole."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        state = {name: getattr(self, name).state_dict() for name in ("model", "teacher", "average")}
-        optimisers = [optimiser.state_dict() for optimiser in self.optimisers]
-        torch.save({**state, "optimisers": optimisers, "step": self.step, "elapsed_s": self.elapsed_s}, fresh)
-        fresh.replace(path)
+        """Write a checkpoint."""
+        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
+        save_checkpoint(path, {**parts, "step": self.step, "done_s": self.budget.done_s})
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""
-        state = torch.load(path, weights_only=True)
-        for name in ("model", "teacher", "average"):
+        state = load_checkpoint(path)
+        for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
-        log.info("resumed at step %d, %.1f min", self.step, self.elapsed_s / 60)
+        self.step, self.budget = state["step"], Budget(self.budget.total_s, state["done_s"])
+        log.info("resumed at step %d, %.1f min", self.step, state["done_s"] / 60)
 
     def take_weights(self, path: Path) -> None:
         """Start from the averaged weights of another run's checkpoint."""
-        state = torch.load(path, weights_only=True)
-        for model in (self.model, self.average):
-            model.load_state_dict(state["average"])
+        state = load_checkpoint(path)
+        for model in (self.model, self.average.model):
+            model.load_state_dict(state["average"]["model"])
         self.teacher.load_state_dict(state["teacher"])
         log.info("starts from the weights of %s, step %d", path, state["step"])
 
-    def _follow(self) -> None:
-        keep = min(_EMA, (1 + self.step) / (10 + self.step))
-        with torch.no_grad():
-            for mean, weight in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(weight, 1 - keep)
+    def compile(self) -> None:
+        """Learn from one batch of each image size, without the clock: compiling is no training."""
+        done_s = self.budget.done_s
+        for batch in _one_of_each_size(self.batches()):
+            self.learn(batch)
+        self.budget = Budget(self.budget.total_s, done_s)
+        log.info("ready at step %d", self.step)
+
+    def _follow(self, rate: float) -> None:
+        for optimiser, peak in ((self.muon, self.pace.muon), (self.adam, self.pace.adam)):
+            for group in optimiser.param_groups:
+                group["lr"] = peak * rate
+            optimiser.step()
+        self.average.update(self.model)
 
 
-def train(training: Training, out: Path, checkpoint: Path) -> None:
+def train(run: Training, out: Path, checkpoint: Path) -> None:
     """Train until the time is used up, then save the averaged model into `out`."""
-    watched = fixed_batches(training.tokenizer, *_WATCHED)
-    for seen_before in _shapes(training.batches()):
-        training.learn(seen_before)
-    log.info("ready after step %d", training.step)
-    stored_s, looks, tally = training.elapsed_s, 1 + math.floor(training.progress * _LOOKS), _Tally()
-    for batch in training.batches():
-        start = time.perf_counter()
-        tally.add(training.learn(batch))
-        training.elapsed_s += time.perf_counter() - start + tally.waited(start)
-        if training.step % _LOG_EVERY == 0:
-            log.info("%3.0f %% step %d skipped %d %s", 100 * training.progress, training.step, training.skipped, tally)
+    watched = fixed_batches(run.tokenizer, *_WATCHED)
+    run.compile()
+    stored_s, looks, tally = run.budget.done_s, 1 + math.floor(run.budget.share * _LOOKS), _Tally()
+    for batch in run.batches():
+        tally.add(run.learn(batch))
+        done_s, share = run.budget.done_s, run.budget.share
+        if run.step % _LOG_EVERY == 0:
+            log.info("%3.0f %% step %d skipped %d %s", 100 * share, run.step, run.skipped, tally)
             tally = _Tally()
-        if training.progress * _LOOKS >= looks:
+        if share * _LOOKS >= looks:
             looks += 1
-            log.info("watched accuracy %.3f at %.1f min", training.accuracy(watched), training.elapsed_s / 60)
-            tally.mark = time.perf_counter()
-        if training.elapsed_s - stored_s > _CHECKPOINT_EVERY_S or training.progress >= 1:
-            stored_s = training.elapsed_s
-            training.store(checkpoint)
-        if training.progress >= 1:
+            log.info("watched accuracy %.3f at %.1f min", run.accuracy(watched), done_s / 60)
+        if done_s - stored_s > _CHECKPOINT_EVERY_S or share >= 1:
+            stored_s = done_s
+            run.store(checkpoint)
+        if share >= 1:
             break
-    save(training.average, training.tokenizer, out)
+    save(run.average.model, run.tokenizer, out)
     log.info("saved %s", out)
 
 
@@ -185,7 +179,7 @@ class _Tally:
     """Mean losses and speed since the last log line."""
 
     def __init__(self) -> None:
-        self.mark = self.start = time.perf_counter()
+        self.start = time.perf_counter()
         self.count = 0
         self.sums = torch.zeros(6)
 
@@ -193,11 +187,6 @@ class _Tally:
         values = (parts.answer, parts.action, parts.points, parts.persons, parts.pooled, parts.right)
         self.sums += torch.stack([value.detach().float() for value in values])
         self.count += 1
-
-    def waited(self, start: float) -> float:
-        """Seconds between the end of the step before and the start of this one: the batch was being drawn."""
-        waited, self.mark = start - self.mark, time.perf_counter()
-        return waited
 
     def __str__(self) -> str:
         names = ("answer", "action", "points", "persons", "pooled", "right")
@@ -208,12 +197,11 @@ class _Tally:
         )
 
 
-def _shapes(source: Iterator[Batch], most: int = 40) -> Iterator[Batch]:
-    """The first batch of each image size, so that compiling is over before the clock starts."""
-    sizes: set[tuple[int, ...]] = set()
+def _one_of_each_size(source: Iterator[Batch], most: int = 40) -> Iterator[Batch]:
+    sizes: set[torch.Size] = set()
     for batch in itertools.islice(source, most):
         if batch.images.shape not in sizes:
-            sizes.add(tuple(batch.images.shape))
+            sizes.add(batch.images.shape)
             yield batch
         if len(sizes) > 1:
             return
@@ -248,12 +236,12 @@ def main() -> None:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     blocks = compiled() if shutil.which("g++") else plain()
-    training = Training(AGAIN if arguments.again else FIRST, arguments.minutes * 60, blocks)
+    run = Training(AGAIN if arguments.again else FIRST, arguments.minutes * 60, blocks)
     if arguments.checkpoint.exists():
-        training.resume(arguments.checkpoint)
+        run.resume(arguments.checkpoint)
     elif arguments.again:
-        training.take_weights(arguments.again)
-    train(training, arguments.out, arguments.checkpoint)
+        run.take_weights(arguments.again)
+    train(run, arguments.out, arguments.checkpoint)
 
 
 if __name__ == "__main__":
