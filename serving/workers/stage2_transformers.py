@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -162,8 +163,8 @@ class TransformersEngine(LocalEngine):
 
 def _load(source: str, threads: int | None) -> _Model:
     """Load a model folder. Runs in the model's thread, whose number of threads it sets."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+    # One core is left to decoding and Stage 1: threads that wait for each other on busy cores take 100 times as long.
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         network: Any = AutoModelForImageTextToText.from_pretrained(source, dtype="auto", attn_implementation="sdpa")
