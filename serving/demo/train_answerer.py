@@ -39,8 +39,6 @@ _WATCHED = (24, 10)
 _CHECKPOINT_EVERY_S = 60.0
 _LOOKS = 10
 _LOG_EVERY = 50
-# Batch number at which a second run starts, so that it sees scenes of its own.
-_AGAIN_FROM = 1_000_000
 _PARTS = ("model", "teacher", "average", "muon", "adam")
 
 
@@ -85,13 +83,13 @@ class Training:
         self.average = Average(self.model, _EMA)
         self.muon, self.adam = _optimisers(self.model, self.teacher, pace)
         self.step = 0
+        self.seen = 0  # batches in all, those of the run it started from included
         self.skipped = 0
 
     def batches(self) -> Iterator[Batch]:
         """Training batches from where the run stands."""
         shares = (self.pace.two_share(self.budget.share) for _ in itertools.count())
-        first = self.step if self.pace.from_scratch else self.step + _AGAIN_FROM
-        return batches(self.tokenizer, BATCH, first, shares)
+        return batches(self.tokenizer, BATCH, self.seen, shares)
 
     def learn(self, batch: Batch) -> Losses:
         """One step; a step whose gradient is not finite is left out."""
@@ -107,6 +105,7 @@ class Training:
         for optimiser in (self.muon, self.adam):
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
+        self.seen += 1
         return parts
 
     def accuracy(self, watched: list[Batch]) -> float:
@@ -118,14 +117,15 @@ class Training:
     def store(self, path: Path) -> None:
         """Write a checkpoint."""
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
-        save_checkpoint(path, {**parts, "step": self.step, "done_s": self.budget.done_s})
+        save_checkpoint(path, {**parts, "step": self.step, "seen": self.seen, "done_s": self.budget.done_s})
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""
         state = load_checkpoint(path)
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
-        self.step, self.budget = state["step"], Budget(self.budget.total_s, state["done_s"])
+        self.step, self.seen = state["step"], state["seen"]
+        self.budget = Budget(self.budget.total_s, state["done_s"])
         log.info("resumed at step %d, %.1f min", self.step, state["done_s"] / 60)
 
     def take_weights(self, path: Path) -> None:
@@ -134,6 +134,7 @@ class Training:
         for model in (self.model, self.average.model):
             model.load_state_dict(state["average"]["model"])
         self.teacher.load_state_dict(state["teacher"])
+        self.seen = state["seen"]
         log.info("starts from the weights of %s, step %d", path, state["step"])
 
     def compile(self) -> None:
