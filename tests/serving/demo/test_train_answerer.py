@@ -66,14 +66,15 @@ def test_a_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
 def test_a_second_run_takes_the_average_and_other_batches(tmp_path: Path) -> None:
     """`--again` starts at step 0 from the averaged weights, with scenes the first run has not seen."""
     run = Training(FIRST, 100, plain())
-    run.learn(next(run.batches()))
+    first = next(run.batches())
+    run.learn(first)
     run.store(tmp_path / "run.pt")
     again = Training(AGAIN, 100, plain())
     again.take_weights(tmp_path / "run.pt")
     name = "lm_head.weight"
     assert (again.step, again.seen) == (0, 1)
     assert torch.equal(again.model.state_dict()[name], run.average.model.state_dict()[name])
-    assert not torch.equal(next(run.batches()).images, next(again.batches()).images)
+    assert not torch.equal(first.images, next(again.batches()).images)
 
 
 @pytest.mark.usefixtures("small")
