@@ -29,7 +29,8 @@ def test_only_jumps_and_runs_leave_the_ground() -> None:
     rng = np.random.default_rng(2)
     lowest = {
         action: [
-            float(joints_of(pose_at(action, style, since_s))[ANKLES, 1].min()) for since_s in np.linspace(0, 1, 41).tolist()
+            float(joints_of(pose_at(action, style, since_s))[ANKLES, 1].min())
+            for since_s in np.linspace(0, 1, 41).tolist()
         ]
         for action in LABELS
         for style in [sample_style(rng, action)]
