@@ -179,7 +179,7 @@ class Detector(nn.Module):
         Returns:
             `(B, 10, N)`: centre x, centre y, width, height in input pixels, then six scores in 0..1.
         """
-        halved = functional.avg_pool2d(clip.flatten(1, 2), 2).unflatten(1, (3, CLIP_LENGTH))
+        halved = functional.avg_pool2d(clip.flatten(1, 2), 2).reshape(-1, 3, CLIP_LENGTH, SIDE // 2, SIDE // 2)
         boxes, logits = self.raw(clip[:, :, -1], halved)
         low, high = boxes[:, :, :2], boxes[:, :, 2:]
         return torch.cat(((low + high) / 2, high - low, torch.sigmoid(logits)), dim=2).transpose(1, 2)
