@@ -56,6 +56,8 @@ def run(
             {"pipeline.gate": gate, "pipeline.stage2_window": concurrency, "stage2.limit": concurrency},
         )
         job = Job(clip, out or Path("out") / clip.stem, resume=resume, keep_failed=keep_failed)
+        if keep_failed and not resume:
+            raise ConfigError("--keep-failed goes with --resume")
         console = Console()
         logging.basicConfig(level=logging.WARNING if console.is_terminal else logging.INFO, format=LOG_FORMAT)
         logging.getLogger("stamina").setLevel(logging.ERROR)  # its lines name neither stage nor reason
@@ -113,12 +115,14 @@ def _check(job: Job, config: Config) -> None:
 
 
 def _draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: bool, stop: threading.Event) -> None:
-    report.write_timeline(job.out, recorder.spans)
-    report.draw_timeline(job.out, recorder.spans)
+    try:
+        report.write_timeline(job.out, recorder.spans)
+        report.draw_timeline(job.out, recorder.spans)
+    except OSError as error:
+        raise ResultsError(f"timeline in {job.out}: {error.strerror}") from error
     if annotated:
-        for warning in annotate(
-            job.source, job.out / VIDEO_NAME, keyframes=_boxes(results), captions=_captions(results)
-        ):
+        video, boxes, captions = job.out / VIDEO_NAME, _boxes(results), _captions(results)
+        for warning in annotate(job.source, video, keyframes=boxes, captions=captions, stop=stop):
             logging.getLogger(__name__).warning("annotated video: %s", warning)
 
 

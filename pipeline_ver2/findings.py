@@ -27,7 +27,13 @@ class ClipFindings:
     def detections(
         self, labels: Sequence[str], *, threshold: float, size: tuple[int, int]
     ) -> tuple[wire.Detection, ...]:
-        """The persons in pixels of a frame of `size` (width, height), each with its labels over the threshold."""
+        """The persons in pixels of a frame of `size` (width, height), each with its labels over the threshold.
+
+        Raises:
+            BadReply: The detector scores another number of classes than there are labels.
+        """
+        if self.scores.shape[1] != len(labels):
+            raise BadReply(f"the detector scores {self.scores.shape[1]} classes, there are {len(labels)} labels")
         width, height = size
         pixels = self.boxes.astype(float) * (width, height, width, height)
         return tuple(
@@ -40,6 +46,7 @@ class ClipFindings:
                 ),
             )
             for box, row in zip(pixels, self.scores, strict=True)
+            if row.max(initial=0) >= threshold
         )
 
 

@@ -18,9 +18,22 @@ import cv2
 import jsonschema
 import numpy as np
 from numpy.typing import NDArray
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from pipeline_ver2.config import PipelineConfig
-from pipeline_ver2.errors import AnswerError, BadReply, ConfigError, EngineFailed, StageError, StageTimeout
+from pipeline_ver2.errors import (
+    AnswerError,
+    BadReply,
+    ConfigError,
+    DeadlineShed,
+    EngineFailed,
+    QueueFull,
+    RequestError,
+    StageError,
+    StageTimeout,
+)
 from pipeline_ver2.main import resize
 from pipeline_ver2.wire import Detection
 
@@ -75,7 +88,7 @@ class Asked:
     """How asking went: the answer, or the last problem after the allowed sends; the last raw text either way."""
 
     answer: Answer | None
-    problem: AnswerError | StageError | None
+    problem: AnswerError | StageError | RequestError | None
     raw_text: str | None
     finish_reason: str | None
     usage: dict[str, Any] | None
@@ -146,11 +159,39 @@ def check_settings(settings: PipelineConfig) -> None:
     if settings.answer_schema is None:
         return
     try:
-        jsonschema.Draft202012Validator.check_schema(settings.answer_schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"pipeline.answer_schema: {error.message}") from error
+        check_schema(settings.answer_schema, "pipeline.answer_schema")
+    except RequestError as error:
+        raise ConfigError(str(error)) from error
     if settings.answer_schema.get("type") != "object":
         raise ConfigError('pipeline.answer_schema: must have "type": "object"')
+
+
+def check_schema(schema: Mapping[str, Any], name: str) -> None:
+    """Check that answers can be validated against a schema safely: nothing fetched, no check without a time bound.
+
+    Raises:
+        RequestError: It is no JSON schema, refers to places outside itself, or has regular expressions; the message
+            begins with `name`.
+    """
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except (jsonschema.SchemaError, RecursionError) as error:
+        raise RequestError(f"{name}: {getattr(error, 'message', 'is nested too deeply')}") from error
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    pending: list[object] = [schema]
+    while pending:
+        node = pending.pop()
+        pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        if not isinstance(node, dict):
+            continue
+        if isinstance(node.get("pattern"), str) or isinstance(node.get("patternProperties"), dict):
+            raise RequestError(f"{name}: regular expressions are not supported, matching them can take for ever")
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            try:
+                resolver.lookup(reference)
+            except Unresolvable as error:
+                raise RequestError(f"{name}: $ref {reference!r} is not in the schema itself") from error
 
 
 def build_messages(question: Question, settings: PipelineConfig) -> list[dict[str, Any]]:
@@ -180,11 +221,11 @@ async def ask(question: Question, settings: PipelineConfig, *, model: str, max_t
             1 greedy, 2 sampled. The same variant is sent again after a lost engine, the other after a bad answer.
 
     Raises:
-        StageError: What `send` raised, unless it is a lost send (`EngineFailed`, `StageTimeout`, `BadReply`).
-        RequestError: The engine refused the request; sending it again would not help.
+        StageUnreachable: As `send` raised it.
+        StageError, RequestError: As `send` raised them when nothing was sent before: the stage refused the request.
     """
     variant = 1
-    problem: AnswerError | StageError | None = None
+    problem: AnswerError | StageError | RequestError | None = None
     raw: str | None = None
     reason: str | None = None
     for attempt in range(1, MAX_SENDS + 1):
@@ -197,6 +238,11 @@ async def ask(question: Question, settings: PipelineConfig, *, model: str, max_t
             problem, variant = error, 2
         except (EngineFailed, StageTimeout, BadReply) as error:
             problem = error
+        except (QueueFull, DeadlineShed, RequestError) as error:
+            if attempt == 1:
+                raise
+            sends = attempt if isinstance(error, RequestError) else attempt - 1
+            return Asked(None, error, raw, reason, None, sends)
         else:
             usage = reply.get("usage")
             return Asked(answer, None, raw, reason, usage if isinstance(usage, dict) else None, attempt)
@@ -240,7 +286,8 @@ def read_answer(reply: Mapping[str, Any], question: Question, settings: Pipeline
     if choice.get("finish_reason") != "stop":
         raise AnswerError(f"finish_reason is {choice.get('finish_reason')!r}, not 'stop'", raw)
     body = _parse(raw)
-    validator = jsonschema.Draft202012Validator(answer_schema(question.labels, settings))
+    # An empty registry: nothing outside the schema is ever fetched.
+    validator = jsonschema.Draft202012Validator(answer_schema(question.labels, settings), registry=Registry())
     problem = jsonschema.exceptions.best_match(validator.iter_errors(body))
     if problem is not None:
         where = ".".join(str(part) for part in problem.absolute_path) or "the answer"

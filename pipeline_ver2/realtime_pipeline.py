@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -90,8 +91,10 @@ async def run_pipeline(
         ConfigError: A setting does not fit what a stage says of itself.
         VideoError: The source cannot be used.
         ResultsError: The output folder cannot be used.
-        StageError: A stage stayed away for `pipeline.retry_for_s`; results so far are written, state `failed`.
-        asyncio.CancelledError: Passed on; results so far are written, state `cancelled`.
+        StageError: A stage stayed away for `pipeline.retry_for_s`.
+        asyncio.CancelledError: Passed on.
+
+    Once frames are decoded, an error or a cancel leaves results.json with what there is, `failed` or `cancelled`.
     """
     recorder = recorder or TimingRecorder()
     check_settings(config.pipeline)
@@ -101,9 +104,8 @@ async def run_pipeline(
         decoder = await stack.enter_async_context(
             Decoder(job.source, config, stages.detector.image_size, recorder, decode_executor)
         )
-        earlier = journal.start(await asyncio.to_thread(_header, job, config, stages))
-        records = earlier if job.keep_failed else earlier.without_failures()
-        run = _Run(job, config, recorder, journal, records, stages, decoder, observer or Silent())
+        earlier = journal.start(await _header(job, config, stages))
+        run = _Run(job, config, recorder, journal, earlier, stages, decoder, observer or Silent())
         return await run.conduct()
 
 
@@ -120,14 +122,22 @@ async def _meet_stages(stack: AsyncExitStack, config: Config) -> _Stages:
     return _Stages(stage1, stage2, detector, answerer)
 
 
-def _header(job: Job, config: Config, stages: _Stages) -> Header:
+async def _header(job: Job, config: Config, stages: _Stages) -> Header:
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(_make_header, job, config, stages, stop)
+    finally:
+        stop.set()
+
+
+def _make_header(job: Job, config: Config, stages: _Stages, stop: threading.Event) -> Header:
     settings = {
         "pipeline": config.pipeline.model_dump(exclude={"queue_size", "stage2_window", "retry_for_s"}),
         "clip": config.stage1.model_dump(include={"clip_length", "sampling_rate", "threshold", "nms_iou"}),
-        "detector": [stages.detector.name, stages.detector.engine, stages.detector.labels],
-        "answerer": [stages.answerer.name, config.stage2.max_tokens],
+        "detector": stages.detector.as_dict(),
+        "answerer": [stages.answerer.name, stages.answerer.engine == "emulated", config.stage2.max_tokens],
     }
-    return Header(source_sha256=sha256_of(job.source), fingerprint=fingerprint(settings))
+    return Header(source_sha256=sha256_of(job.source, stop), fingerprint=fingerprint(settings))
 
 
 @dataclass
@@ -145,6 +155,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         settings = self.config.pipeline
+        self.settled = self.records if self.job.keep_failed else self.records.without_failures()
         self.tracker = SlotTracker(settings.slot_frames)
         self.permits = asyncio.Semaphore(self.config.stage1.max_in_flight)
         self.ready: asyncio.Queue[tuple[ReadySlot, float] | None] = asyncio.Queue(settings.queue_size)
@@ -184,7 +195,7 @@ class _Run:
         while (clip := await self.decoder.next_clip()) is not None:
             self.observer.decoded(self.decoder.report.frames_grid, expected)
             self.tracker.expect(clip.key_index, clip.jpeg)
-            known = self.records.keyframes.get(clip.key_index)
+            known = self.settled.keyframes.get(clip.key_index)
             if known is not None:
                 self.observer.settled(known)
                 await self._offer(self.tracker.settle(known))
@@ -236,21 +247,21 @@ class _Run:
         return [self._keyframe(clip, findings) for clip, findings in zip(batch, found.clips, strict=True)]
 
     def _keyframe(self, clip: KeyframeClip, findings: ClipFindings | BadReply) -> KeyframeRecord:
-        if isinstance(findings, BadReply):
-            reason = f"{findings.code}: {findings}"
+        size, threshold = (self.decoder.info.width, self.decoder.info.height), self.config.stage1.threshold
+        try:
+            if isinstance(findings, BadReply):
+                raise findings
+            detections = findings.detections(self.stages.detector.labels, threshold=threshold, size=size)
+        except BadReply as error:
+            reason = f"{error.code}: {error}"
             return KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="failed", reason=reason)
-        detections = findings.detections(
-            self.stages.detector.labels,
-            threshold=self.config.stage1.threshold,
-            size=(self.decoder.info.width, self.decoder.info.height),
-        )
         return KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="ok", detections=detections)
 
     async def _offer(self, slot: ReadySlot | None) -> None:
         """Hand a ready slot on to Stage 2, unless it is settled already or need not be asked."""
         if slot is None:
             return
-        settled = self.records.slots.get(slot.index)
+        settled = self.settled.slots.get(slot.index)
         unasked = slot.unasked(self.config.pipeline.gate)
         if settled is not None:
             self.observer.settled(settled)
@@ -305,6 +316,7 @@ class _Run:
             batches=self.batches,
             spans=self.recorder.spans,
             wall_s=self.recorder.now(),
+            untimed=self.recorder.dropped,
             ended=(state, error),
         )
         write_results(self.job.out, results)

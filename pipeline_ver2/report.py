@@ -38,6 +38,7 @@ def build_results(
     batches: int,
     spans: Sequence[Span],
     wall_s: float,
+    untimed: int = 0,
     ended: tuple[RunState | None, str | None] = (None, None),
 ) -> Results:
     """Put the results together.
@@ -51,6 +52,7 @@ def build_results(
         batches: Stage 1 requests sent.
         spans: Times, in seconds from the call of the orchestrator.
         wall_s: Time since the call.
+        untimed: Spans that the recorder had no room for.
         ended: State and error of a run that did not reach its end; (None, None) lets the records decide.
     """
     keyframes = tuple(record for _, record in sorted(records.keyframes.items()))
@@ -73,7 +75,7 @@ def build_results(
         slots=slots,
         counts=_counts(extraction, keyframes, slots, batches),
         timing=_timing(spans, wall_s),
-        warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings),
+        warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings, *_untimed(untimed)),
     )
 
 
@@ -195,6 +197,10 @@ def _timing(spans: Sequence[Span], wall_s: float) -> Timing:
 
 def _damage(extraction: ExtractionReport) -> list[str]:
     return [f"damaged from {start:.2f} s to {end:.2f} s; decoded on after it" for start, end in extraction.damaged]
+
+
+def _untimed(spans: int) -> list[str]:
+    return [f"{spans} spans were not kept: the times of single steps are too small"] if spans else []
 
 
 def _model_warnings(models: dict[str, dict[str, Any]]) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,8 @@ SCHEMA_VERSION = 1
 JOURNAL_NAME = "results.jsonl"
 RESULTS_NAME = "results.json"
 LOCK_NAME = ".lock"
+
+_HASH_PIECE = 4 * 1024 * 1024
 
 RunState = Literal["succeeded", "partial", "failed", "cancelled"]
 SlotState = Literal["ok", "failed", "skipped", "shed", "dropped"]
@@ -180,7 +184,7 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ResultsError(f"output folder {self.folder} is in use by another run") from error
-        if not resume and self._path.exists():
+        if not resume and (self._path.exists() or (self.folder / RESULTS_NAME).exists()):
             raise ResultsError(f"output folder {self.folder} has results already; use --resume or another --out")
 
     def start(self, header: Header) -> Records:
@@ -190,21 +194,29 @@ class Journal:
             ResultsError: The journal belongs to another source or other settings, or is damaged before its end.
         """
         records = Records()
-        if self._path.exists() and self._path.stat().st_size:
-            records = self._load(header)
-        self._file = self._path.open("ab")
+        try:
+            if self._path.exists() and self._path.stat().st_size:
+                records = self._load(header)
+            self._file = self._path.open("ab")
+        except OSError as error:
+            raise ResultsError(f"{self._path}: {error.strerror}") from error
         if self._file.tell() == 0:
             self._write(header)
         return records
 
     def append(self, record: KeyframeRecord | SlotRecord) -> None:
-        """Add a record and hand it to the operating system at once."""
+        """Add a record and hand it to the operating system at once.
+
+        Raises:
+            ResultsError: It cannot be written, for instance because the disk is full.
+        """
         self._write(record)
 
     def close(self) -> None:
         """Close the journal and free the folder."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what a full disk did not take was told when it was written
+                self._file.close()
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -218,8 +230,11 @@ class Journal:
     def _write(self, line: Header | KeyframeRecord | SlotRecord) -> None:
         if self._file is None:
             raise RuntimeError("the journal was not started")
-        self._file.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise ResultsError(f"{self._path}: {error.strerror}") from error
 
     def _load(self, header: Header) -> Records:
         content = self._path.read_bytes()
@@ -248,10 +263,13 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+def sha256_of(path: Path, stop: threading.Event | None = None) -> str:
+    """SHA-256 of a file's content, in hexadecimal; when `stop` is set it ends early with a digest of no use."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while (piece := file.read(_HASH_PIECE)) and not (stop and stop.is_set()):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_results(folder: Path) -> Results:
@@ -270,9 +288,17 @@ def read_results(folder: Path) -> Results:
 
 
 def write_results(folder: Path, results: Results) -> Path:
-    """Write results.json so that a reader sees the old file or the new one, never half of it."""
+    """Write results.json so that a reader sees the old file or the new one, never half of it.
+
+    Raises:
+        ResultsError: It cannot be written; no part of it is left.
+    """
     path = folder / RESULTS_NAME
     draft = path.with_suffix(".json.part")
-    draft.write_text(results.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(results.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ResultsError(f"{path}: {error.strerror}") from error
     return path

@@ -30,11 +30,13 @@ class DetectorInfo:
     labels: tuple[str, ...]
     clip_length: int
     image_size: tuple[int, int]
+    file: str | None
     note: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """For the `models` of a result."""
-        return {"name": self.name, "engine": self.engine, "labels": list(self.labels), "note": self.note}
+        told = {"name": self.name, "engine": self.engine, "file": self.file, "note": self.note}
+        return {**told, "labels": list(self.labels)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Stage1Client(StageClient):
             labels=self._labels(parameters.get("labels")),
             clip_length=length,
             image_size=(height, width),
+            file=parameters.get("model_file"),
             note=parameters.get("note"),
         )
 

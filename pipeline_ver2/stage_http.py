@@ -32,6 +32,7 @@ from pipeline_ver2.errors import (
 )
 
 _CONNECT_TIMEOUT_S = 5.0
+_KEEP_ALIVE_S = 4.0  # less than uvicorn's 5 s, so that a connection is never used while the server closes it
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _MIB = 1024 * 1024
 
@@ -89,7 +90,7 @@ class StageClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15), timeout=self._timeout
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S), timeout=self._timeout
         )
         return self
 
@@ -160,6 +161,13 @@ class StageClient:
                 return await request()
         raise RuntimeError("unreachable: the last attempt raises")
 
+    async def _ask_ready(self) -> None:
+        """A real sign of work where the stage gives one; a stand-in without `/readyz` must at least describe itself."""
+        try:
+            await self._request("GET", "/readyz")
+        except RequestError:
+            await self._request("GET", self._describe_path)
+
     @asynccontextmanager
     async def _sending(self, *, after_loss: bool) -> AsyncIterator[None]:
         """Around a send. One that follows a lost one waits until the stage answers again, and goes alone.
@@ -172,9 +180,7 @@ class StageClient:
             return
         async with self._resending:
             try:
-                await self._waiting(
-                    lambda: self._request("GET", self._describe_path), lambda error: isinstance(error, StageError)
-                )
+                await self._waiting(self._ask_ready, lambda error: isinstance(error, StageError))
             except (EngineFailed, StageTimeout, BadReply) as error:
                 raise StageUnreachable(f"{self._name} does not come back: {error}") from error
             yield

@@ -38,6 +38,7 @@ STABLE_S = 60.0
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 0.5
 _REAP_S = 5.0
+_STAND_BY_S = 1.0
 _LOG_TAIL_BYTES = 8192
 _ERROR_MARK = "[ERROR] "
 
@@ -201,6 +202,8 @@ class Supervisor:
             found = await self._wait_until_ready(address)
         if found.state == "ready":
             log.info("%s daemon active at %s (already running)", address.title, address.url)
+            if self._spawn_allowed and address.is_local:
+                self._watchers.append(asyncio.create_task(self._stand_by(address), name=f"stand by {address.stage}"))
         elif found.state == "foreign":
             raise ConfigError(f"{address.key}: {address.url} is taken by something else: {found.detail}")
         else:
@@ -282,6 +285,20 @@ class Supervisor:
         except OSError as error:
             raise ConfigError(f"paths.work_dir: {error.filename}: {error.strerror}") from error
 
+    async def _stand_by(self, address: Address) -> None:
+        """Start a stage that others ran on this machine when they stop it, and watch it from then on."""
+        while True:
+            while await _listens(address):  # noqa: ASYNC110 - another process has no event to wait for
+                await asyncio.sleep(_STAND_BY_S)
+            log.warning("%s at %s was stopped by whoever ran it; starting it", address.title, address.url)
+            try:
+                await self._start(address)
+            except (StageError, ConfigError) as error:
+                log.warning("%s could not be started: %s", address.title, error)
+                await asyncio.sleep(_STAND_BY_S)
+            else:
+                return await self._watch(address)
+
     async def _watch(self, address: Address) -> None:
         """Restart a daemon whenever it dies, later each time.
 
@@ -304,6 +321,19 @@ class Supervisor:
                 await self._start(address)
             except (StageError, ConfigError) as error:
                 log.warning("restart %d of %s failed: %s", deaths, address.title, error)
+
+
+async def _listens(address: Address) -> bool:
+    """Whether anybody accepts connections there; only a refusal says no."""
+    try:
+        async with asyncio.timeout(_STAND_BY_S):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except ConnectionRefusedError:
+        return False
+    except (OSError, TimeoutError):
+        return True
+    writer.close()
+    return True
 
 
 def write_effective_config(config: Config, file: Path) -> None:

@@ -40,8 +40,9 @@ class ReadySlot:
     def answered(self, asked: Asked, times: StageTimes | None, duration_s: float) -> SlotRecord:
         """The record of a slot that was asked about, whether or not a valid answer came."""
         problem, answer = asked.problem, asked.answer
+        state: SlotState = "shed" if isinstance(problem, DeadlineShed) else "failed"
         return self._record(
-            "failed" if answer is None else "ok",
+            state if answer is None else "ok",
             reason=None if problem is None else f"{problem.code}: {problem}",
             answer=None if answer is None else answer.body,
             confidence=None if answer is None else answer.confidence,

@@ -283,7 +283,10 @@ def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArr
         raise RequestError(f"tensor {name}: binary_data_size is {size}, shape {shape} needs {count * dtype.itemsize}")
     if size > len(rest):
         raise RequestError(f"tensor {name}: the body ends {size - len(rest)} bytes early")
-    return name, np.frombuffer(rest[:size], dtype=dtype).reshape(shape), size
+    try:
+        return name, np.frombuffer(rest[:size], dtype=dtype).reshape(shape), size
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} cannot be used: {error}") from error
 
 
 def _shape(name: str, shape: object) -> tuple[int, ...]:

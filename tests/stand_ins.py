@@ -37,6 +37,15 @@ class StandIn:
     running: int = 0
     most_running: int = 0
     url: str = ""
+    unready: int | None = None
+    """How many times `/readyz` still says 503; None = this stand-in has no `/readyz`."""
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """Ready, once it was asked often enough."""
+        if self.unready is None:
+            return web.Response(status=404)
+        self.unready -= 1
+        return refusal(503, "stage_unreachable") if self.unready >= 0 else web.json_response({})
 
     async def scripted(self, request: web.Request) -> web.StreamResponse | None:
         """Count the request and apply the rule."""
@@ -128,18 +137,18 @@ def _detector(stand_in: StandIn, image_size: tuple[int, int], found: int) -> web
 
     app = web.Application(client_max_size=1 << 30)
     app.add_routes([web.get("/v2/models/yowov3", describe), web.post("/v2/models/yowov3/infer", infer)])
-    app.add_routes([web.get("/v2/health/ready", healthy)])
+    app.add_routes([web.get("/v2/health/ready", healthy), web.get("/readyz", stand_in.readyz)])
     return app
 
 
-def found_reply(clips: int, found: int, *, status: int = 0) -> web.Response:
+def found_reply(clips: int, found: int, *, status: int = 0, classes: int = 3) -> web.Response:
     """An infer reply: in every clip `found` persons, each over the left half of the frame, walking at 0.75."""
     parts, head_length = wire.pack_tensors(
         {
             "status": np.full((clips, 1), status, np.int32),
             "num_detections": np.full((clips, 1), found, np.int32),
             "boxes": np.tile(np.array([0, 0, 0.5, 1], np.float32), (clips, found, 1)),
-            "scores": np.tile(np.array([0.1, 0.75, 0.2], np.float32), (clips, found, 1)),
+            "scores": np.tile(np.array([0.1, 0.75, 0.2, 0.1][:classes], np.float32), (clips, found, 1)),
         },
         kind="outputs",
     )
@@ -156,6 +165,7 @@ def _answerer(stand_in: StandIn) -> web.Application:
         return planted or answer()
 
     app = web.Application(client_max_size=1 << 28)
+    app.add_routes([web.get("/readyz", stand_in.readyz)])
     app.add_routes([web.get("/v1/models", models), web.post("/v1/chat/completions", chat), web.get("/health", healthy)])
     return app
 

@@ -23,7 +23,8 @@ def delta_attention(layer: Qwen3_5GatedDeltaNet, hidden: Tensor) -> Tensor:
     length = hidden.shape[1]
     hidden = functional.pad(hidden, (0, 0, 0, -length % CHUNK))
     mixed = functional.silu(_shifted_sum(layer.in_proj_qkv(hidden), layer.conv1d.weight[:, 0]))
-    query, key, value = (part.float() for part in mixed.split((layer.key_dim, layer.key_dim, layer.value_dim), -1))
+    parts: tuple[Tensor, ...] = mixed.split((layer.key_dim, layer.key_dim, layer.value_dim), -1)  # type: ignore[no-untyped-call]
+    query, key, value = (part.float() for part in parts)
     decay = -layer.A_log.exp() * functional.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
     strength = layer.in_proj_b(hidden).sigmoid().float()
     query, key = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (query, key))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,7 +177,7 @@ def _head_length(value: str | None) -> int | None:
 
 def _fraction(parameters: Mapping[str, Any], key: str, default: float) -> float:
     value = parameters.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise RequestError(f"parameters.{key} must be a number from 0 to 1, not {str(value)[:40]}")
     return float(value)
 

@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, ClassVar
 
 import jsonschema
+from referencing import Registry
 
 from pipeline_ver2.config import Stage2Config
 from pipeline_ver2.errors import RequestError
+from pipeline_ver2.prompts import check_schema
 from serving.workers.chat import Chat, End, Piece, decode_image
 from serving.workers.stage2_engine import DEMO_LABELS, EngineName, LocalEngine, Watch
 
@@ -61,9 +63,12 @@ def made_up_answer(chat: Chat) -> str:
         seed = zlib.crc32(image, seed)
     if chat.schema is None:
         return _TEXT
-    answer = _instance(chat.schema, seed)
+    check_schema(chat.schema, "response_format")
     try:
-        jsonschema.validate(answer, chat.schema, cls=jsonschema.Draft202012Validator)
+        answer = _instance(chat.schema, seed)
+        jsonschema.validate(answer, chat.schema, cls=jsonschema.Draft202012Validator, registry=Registry())
+    except (TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
+        raise RequestError("response_format: the emulated engine cannot make up an answer to this schema") from error
     except jsonschema.ValidationError as error:
         raise RequestError(f"the emulated engine cannot make up an answer to this schema: {error.message}") from error
     return json.dumps(answer, separators=(",", ":"), ensure_ascii=False)

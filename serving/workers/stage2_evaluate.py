@@ -124,7 +124,7 @@ def _allowed(path: Path, roots: Sequence[Path], name: str) -> Path:
         real = path.resolve()
         if real.is_file() and any(real.is_relative_to(root.resolve()) for root in roots):
             return real
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise MediaPathError(f"{name}: cannot be used: {error}") from error
     # One message for what is missing and what is elsewhere: a stranger learns nothing about other folders.
     raise MediaPathError(f"{name}: {path} is no file under a media root")

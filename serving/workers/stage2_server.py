@@ -125,7 +125,7 @@ def _add_openai_routes(app: FastAPI, service: Stage2Service, config: Config) -> 
         """The one model that is served."""
         model = await service.engine.served_model()
         entry = {"id": model, "object": "model", "created": 0, "owned_by": "zroact", "engine": service.engine.name}
-        if service.engine.labels is not None:
+        if service.engine.labels is not None and service.engine.name != "emulated":
             entry["note"] = demo.NOTE
         return {"object": "list", "data": [entry]}
 
@@ -137,7 +137,9 @@ def _add_people_routes(app: FastAPI, service: Stage2Service, config: Config) -> 
     async def evaluate_slot(body: EvaluateRequest, request: Request, response: Response) -> EvaluateReply:
         """Ask about the images of one slot; at most two sends to the engine."""
         context = request_context(request)
-        key = None if context.idempotency_key is None else (context.idempotency_key, body.model_dump_json())
+        key = None
+        if context.idempotency_key is not None:
+            key = (context.idempotency_key, await asyncio.to_thread(_digest, body))
         work = cache.run(key, lambda: evaluate(body, service, config, context))
         reply, queue_s, run_s = await cancel_when_gone(request, work)
         response.headers[SERVER_TIMING_HEADER] = server_timing(queue_s, run_s)
@@ -155,9 +157,13 @@ def _read_chat(raw: bytes, default_max_tokens: int) -> tuple[Chat, str]:
     """The checked chat of a body, and the body's digest. Blocks: bodies have megabytes."""
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     return parse_chat(body, default_max_tokens=default_max_tokens), hashlib.sha256(raw).hexdigest()
+
+
+def _digest(body: EvaluateRequest) -> str:
+    return hashlib.sha256(body.model_dump_json().encode()).hexdigest()
 
 
 async def _streamed(request: Request, service: Stage2Service, chat: Chat, context: RequestContext) -> Response:

@@ -107,7 +107,7 @@ class Stage2Service:
 
     @asynccontextmanager
     async def _admitted(self, context: RequestContext) -> AsyncIterator[_Span]:
-        outcome = "cancelled"
+        outcome = "internal"
         try:
             async with self.admission.slot(deadline_at=context.deadline_at) as slot:
                 now = asyncio.get_running_loop().time()
@@ -119,6 +119,9 @@ class Stage2Service:
             outcome = "ok"
         except ZroactError as error:
             outcome = error.code
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = "cancelled"
             raise
         finally:
             self._metrics.requests.labels(outcome).inc()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from pipeline_ver2.config import Stage2Config
-from pipeline_ver2.errors import ConfigError, StageError, StageUnreachable
+from pipeline_ver2.errors import ConfigError, StageUnreachable, ZroactError
 from serving.workers.chat import MAX_IMAGES
 from serving.workers.guarded_child import GuardedChild
 from serving.workers.stage2_engine import DEMO_LABELS, DEMO_MODEL, DEMO_MODEL_FOLDER, EngineName
@@ -143,7 +143,7 @@ class VllmEngine(OpenAIEngine):
     async def _answers(self) -> bool:
         if self.alive_at is not None and time.monotonic() - self.alive_at < self._check_every_s:
             return True
-        with suppress(TimeoutError, StageError):
+        with suppress(TimeoutError, ZroactError):
             async with asyncio.timeout(self._check_deadline_s):
                 await self.probe(await asyncio.to_thread(probe_chat, self.model))
                 return True
@@ -155,7 +155,7 @@ async def _ended(child: GuardedChild) -> str:
 
 
 async def _is_healthy(server: OpenAIServer) -> bool:
-    with suppress(StageError):
+    with suppress(ZroactError):
         await server.healthy()
         return True
     return False

@@ -95,6 +95,9 @@ async def test_usage_and_configuration_are_exit_2(clip: Path, stages: Stages, tm
     code, _, err = await run(tmp_path, clip, "--out", "used", stages=stages)
     assert (code, "--resume" in the_error(err)) == (2, True)
 
+    code, _, err = await run(tmp_path, clip, "--keep-failed", stages=stages)
+    assert (code, the_error(err)) == (2, "error: --keep-failed goes with --resume")
+
     code, _, err = await run(tmp_path, clip, "--gate", "some", stages=stages)
     assert (code, "pipeline.gate" in the_error(err)) == (2, True)
 

@@ -39,6 +39,14 @@ def test_boxes_come_out_in_pixels_of_the_frame_with_all_their_labels() -> None:
     assert second.detections(LABELS, threshold=0.25, size=(640, 360)) == ()
 
 
+def test_a_box_without_a_label_over_the_threshold_is_nobody() -> None:
+    """A stand-in's box whose best score is below the threshold is left out."""
+    first, _ = read_findings(*reply(), 2)
+
+    assert isinstance(first, ClipFindings)
+    assert first.detections(LABELS, threshold=0.95, size=(640, 360)) == ()
+
+
 @pytest.mark.fault("A5")
 def test_a_clip_with_a_status_or_infinite_numbers_fails_alone() -> None:
     """The other clip of the batch keeps its findings."""

@@ -154,6 +154,9 @@ def test_prompt_and_schema_can_be_replaced() -> None:
         (PipelineConfig(prompt="  "), "pipeline.prompt"),
         (PipelineConfig(answer_schema={"type": "nonsense"}), "pipeline.answer_schema"),
         (PipelineConfig(answer_schema={"type": "array"}), "pipeline.answer_schema"),
+        (PipelineConfig(answer_schema={"type": "object", "$ref": "http://127.0.0.1:9/x"}), "is not in the schema"),
+        (PipelineConfig(answer_schema={"type": "object", "$ref": "#/$defs/nope"}), "is not in the schema"),
+        (PipelineConfig(answer_schema={"type": "object", "properties": {"a": {"pattern": "a+"}}}), "regular"),
     ],
 )
 def test_impossible_settings_stop_the_start(settings: PipelineConfig, key: str) -> None:

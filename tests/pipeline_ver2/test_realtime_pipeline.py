@@ -225,6 +225,55 @@ async def test_a_slot_that_kills_the_engine_takes_no_other_with_it(clip: Path, s
     assert min(stages.stage2.seen.values()) == 1
 
 
+@pytest.mark.fault("B7")
+async def test_a_dead_engine_behind_a_living_server_is_waited_for(clip: Path, stages: Stages, tmp_path: Path) -> None:
+    """After a lost send nothing is sent again before `/readyz` agrees, so no slot burns its sends on a dead engine."""
+
+    async def dead_until_ready(_request: web.Request, _key: str, _time: int) -> web.Response | None:
+        alive = stages.stage2.unready is not None and stages.stage2.unready < 0
+        return None if alive else refusal(503, "engine_failed")
+
+    stages.stage2.rule, stages.stage2.unready = dead_until_ready, 4
+    results = await run_pipeline(Job(clip, tmp_path), settings_for(stages))
+
+    assert states(results) == ["ok"] * 5
+    assert max(slot.attempts for slot in results.slots) == 2
+
+
+async def test_a_refused_second_send_keeps_what_the_first_gave(clip: Path, stages: Stages, tmp_path: Path) -> None:
+    """An invalid answer, then a refusal: failed or shed with both sends told and the raw text kept."""
+
+    async def spoil_then_refuse(_request: web.Request, key: str, time: int) -> web.Response | None:
+        if key not in {"slot-0", "slot-1"}:
+            return None
+        if time == 1:
+            return completion("no JSON")
+        return refusal(422, "bad_request") if key == "slot-0" else refusal(503, "shed_deadline")
+
+    stages.stage2.rule = spoil_then_refuse
+    refused, shed, *_ = (await run_pipeline(Job(clip, tmp_path), settings_for(stages))).slots
+
+    assert (refused.state, refused.attempts, refused.raw_text) == ("failed", 2, "no JSON")
+    assert (shed.state, shed.attempts, shed.raw_text) == ("shed", 1, "no JSON")
+
+
+@pytest.mark.fault("A2")
+async def test_a_detector_with_other_classes_than_labels_fails_its_keyframes(
+    clip: Path, stages: Stages, tmp_path: Path
+) -> None:
+    """Four scores for three labels: every keyframe fails with both numbers, nothing is named wrongly."""
+
+    async def four_classes(_request: web.Request, _key: str, _time: int) -> web.Response:
+        return found_reply(4, 1, classes=4)
+
+    stages.stage1.rule = four_classes
+    results = await run_pipeline(Job(clip, tmp_path), settings_for(stages, pipeline__keyframe_interval=12))
+
+    assert {record.reason for record in results.keyframes} == {
+        "bad_reply: the detector scores 4 classes, there are 3 labels"
+    }
+
+
 @pytest.mark.fault("O3")
 async def test_a_full_queue_is_waiting_and_no_send(clip: Path, stages: Stages, tmp_path: Path) -> None:
     """429 and a 503 of a stage that is not ready are waited out and do not count as sends."""

@@ -67,6 +67,30 @@ async def test_resume_sends_only_what_is_missing(clip: Path, stages: Stages, tmp
     assert second.keyframes == first.keyframes
 
 
+async def test_a_resume_that_is_cancelled_forgets_nothing(clip: Path, stages: Stages, tmp_path: Path) -> None:
+    """What failed before and was not tried again yet stays in results.json as failed."""
+    reached = asyncio.Event()
+
+    async def break_two(_request: web.Request, key: str, _time: int) -> web.Response | None:
+        return completion("no") if key in {"slot-3", "slot-4"} else None
+
+    async def hang_and_tell(request: web.Request, key: str, time: int) -> None:
+        reached.set()
+        await hang(request, key, time)
+
+    stages.stage2.rule = break_two
+    await run_pipeline(Job(clip, tmp_path), settings_for(stages))
+    stages.stage2.rule = hang_and_tell
+    task = asyncio.create_task(run_pipeline(Job(clip, tmp_path, resume=True), settings_for(stages)))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    results = read_results(tmp_path)
+    assert (results.state, states(results)) == ("cancelled", ["ok", "ok", "ok", "failed", "failed"])
+
+
 async def test_resume_of_another_run_is_refused(clip: Path, stages: Stages, tmp_path: Path) -> None:
     """Other settings in the header stop the run; so do results without --resume."""
     await run_pipeline(Job(clip, tmp_path), settings_for(stages))

@@ -10,6 +10,7 @@ import pytest
 from pipeline_ver2.errors import ResultsError
 from pipeline_ver2.results import (
     JOURNAL_NAME,
+    RESULTS_NAME,
     Header,
     Journal,
     KeyframeRecord,
@@ -109,6 +110,9 @@ def test_results_without_resume_are_refused(tmp_path: Path) -> None:
     write(tmp_path, OK)
     with pytest.raises(ResultsError, match="--resume"):
         Journal(tmp_path, resume=False)
+    (tmp_path / JOURNAL_NAME).rename(tmp_path / RESULTS_NAME)
+    with pytest.raises(ResultsError, match="--resume"):
+        Journal(tmp_path, resume=False)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -116,6 +120,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="file"):
         Journal(tmp_path / "file" / "out", resume=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_an_error_of_ours(tmp_path: Path) -> None:
+    """A record that cannot be written is a ResultsError naming the file."""
+    (tmp_path / JOURNAL_NAME).symlink_to("/dev/full")
+    with Journal(tmp_path, resume=True) as journal, pytest.raises(ResultsError, match=JOURNAL_NAME):
+        journal.start(HEADER)
 
 
 def test_failures_are_left_out_for_a_second_try(tmp_path: Path) -> None:

@@ -46,10 +46,21 @@ def test_plain_schemas_get_a_valid_answer(schema: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(made_up_answer(chat(response_format=guided(schema)))), schema)
 
 
-def test_a_schema_beyond_it_is_refused() -> None:
-    """Better than an answer that does not fit."""
-    with pytest.raises(RequestError, match="cannot make up"):
-        made_up_answer(chat(response_format=guided({"type": "string", "pattern": "^[0-9]{9}$"})))
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "string", "minLength": 100}, "cannot make up"),
+        ({"type": "object", "properties": {"action": {"enum": []}}}, "cannot make up"),
+        ({"type": "object", "properties": {"action": False}}, "cannot make up"),
+        ({"$ref": "#"}, "cannot make up"),
+        ({"type": "string", "pattern": "^(((a+)+)+)+$"}, "regular expressions"),
+        ({"$ref": "http://127.0.0.1:9/schema"}, "not in the schema itself"),
+    ],
+)
+def test_a_schema_beyond_it_is_refused(schema: dict[str, Any], said: str) -> None:
+    """Better than an answer that does not fit, a check that never ends, or a fetch."""
+    with pytest.raises(RequestError, match=said):
+        made_up_answer(chat(response_format=guided(schema)))
 
 
 def test_its_input_is_really_decoded() -> None:
