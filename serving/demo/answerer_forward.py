@@ -1,6 +1,6 @@
 """The answerer's forward pass for training: one batched pass over equal images, losses on the answer only.
 
-It runs the very modules of the Hugging Face model, but as one batch: theirs attends image by image and builds masks
+It uses the modules of the Hugging Face model, but as one batch: theirs attends image by image and builds masks
 that equal sizes and right padding make needless. A test holds both to the same logits.
 """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import TokenizersBackend
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
@@ -50,8 +51,7 @@ def build_tokenizer(actions: Sequence[str], corpus: Iterable[str]) -> Qwen3_5Tok
     """
     tokenizer = Qwen3_5Tokenizer()
     fixed = [*SPECIALS, *_phrases(actions)]
-    alphabet = _printable_alphabet()
-    trainer = BpeTrainer(vocab_size=_MAX_MERGED, initial_alphabet=alphabet, show_progress=False)
+    trainer = BpeTrainer(vocab_size=_MAX_MERGED, initial_alphabet=_alphabet(), show_progress=False)
     backend = tokenizer.backend_tokenizer
     backend.train_from_iterator((_without(text, fixed) for text in corpus), trainer)
     learned = json.loads(backend.to_str())["model"]
@@ -98,8 +98,6 @@ def _without(text: str, fixed: Sequence[str]) -> str:
     return text
 
 
-def _printable_alphabet() -> list[str]:
+def _alphabet() -> list[str]:
     """All 256 byte symbols, so that no text is out of the vocabulary."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
     return sorted(ByteLevel.alphabet())
