@@ -82,3 +82,20 @@ async def test_a_killed_daemon_comes_back_and_the_run_goes_on(
             assert [(slot.state, slot.reason) for slot in results.slots] == [("ok", None)] * 5
             assert max(slot.attempts for slot in results.slots) <= 2
             assert slot_records(out) == Counter(range(5))
+
+
+async def test_a_run_outlives_the_one_whose_daemons_it_borrowed(
+    clip: Path, tmp_path: Path, free_ports: tuple[int, int]
+) -> None:
+    """When the run that started the daemons ends and stops them, the other starts them again and goes on."""
+    config = emulated_in(tmp_path, free_ports)
+    owner, borrower = Supervisor(config), Supervisor(config)
+    async with owner:
+        await borrower.__aenter__()
+        assert borrower.started == ()
+    try:
+        results = await asyncio.wait_for(run_pipeline(Job(clip, tmp_path / "out"), config), 60)
+        assert [slot.state for slot in results.slots] == ["ok"] * 5
+        assert set(borrower.started) == {"stage1", "stage2"}
+    finally:
+        await borrower.__aexit__(None, None, None)
