@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from pipeline_ver2 import report
-from pipeline_ver2.command import LOG_FORMAT, exit_codes
+from pipeline_ver2.command import EXIT_PARTIAL, LOG_FORMAT, exit_codes
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import BadReply, ConfigError, RequestError, ResultsError, StageError, StageUnreachable
 from pipeline_ver2.main import ExtractionReport, FrameExtractor, TimingRecorder, VideoInfo, probe_video
@@ -282,7 +282,7 @@ def command(
         folder = out or Path("out") / "baseline"
         results = asyncio.run(_supervised(clip, folder, settings, frames, keep_frames=keep_frames, spawn=not no_spawn))
         Console().print(report.summary_table(results))
-    raise typer.Exit(0 if results.state == "succeeded" else 3)
+    raise typer.Exit(0 if results.state == "succeeded" else EXIT_PARTIAL)
 
 
 async def _supervised(

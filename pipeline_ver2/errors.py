@@ -144,3 +144,14 @@ class BadReply(StageError):
     """The stage's reply breaks its contract."""
 
     code = "bad_reply"
+
+
+def refusal(status: int, code: str | None, message: str, retry_after_s: float | None) -> StageError | None:
+    """The error of a stage that took a request not up at all: shed, queue full, not ready; None for other replies."""
+    if code == DeadlineShed.code:
+        return DeadlineShed(message)
+    if status == QueueFull.http_status:
+        return QueueFull(message, retry_after_s=retry_after_s)
+    if status == StageUnreachable.http_status and code != EngineFailed.code:
+        return StageUnreachable(message, retry_after_s=retry_after_s)
+    return None

@@ -22,13 +22,13 @@ import stamina
 from pipeline_ver2 import wire
 from pipeline_ver2.errors import (
     BadReply,
-    DeadlineShed,
     EngineFailed,
     QueueFull,
     RequestError,
     StageError,
     StageTimeout,
     StageUnreachable,
+    refusal,
 )
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -200,12 +200,9 @@ def _error_of(where: str, status: int, headers: Mapping[str, str], content: byte
         retry_after_s = float(headers.get("Retry-After", ""))
     except ValueError:
         retry_after_s = None
-    if code == DeadlineShed.code:
-        return DeadlineShed(text)
-    if status == 429:
-        return QueueFull(text, retry_after_s=retry_after_s)
-    if status == 503 and code != EngineFailed.code:
-        return StageUnreachable(text, retry_after_s=retry_after_s)
+    refused = refusal(status, code, text, retry_after_s)
+    if refused is not None:
+        return refused
     if status in {408, 504}:
         return StageTimeout(text)
     if 400 <= status < 500:

@@ -13,15 +13,14 @@ import aiohttp
 from pipeline_ver2.errors import (
     BadReply,
     BodyTooLarge,
-    DeadlineShed,
     EngineFailed,
-    QueueFull,
     RequestError,
     StageError,
     StageTimeout,
     StageUnreachable,
     UnknownModel,
     ZroactError,
+    refusal,
 )
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -130,12 +129,9 @@ class OpenAIServer:
             retry_after_s = float(headers.get("Retry-After", _RETRY_AFTER_S))
         except ValueError:
             retry_after_s = _RETRY_AFTER_S
-        if code == DeadlineShed.code:
-            return DeadlineShed(text)
-        if status == 429:
-            return QueueFull(text, retry_after_s=retry_after_s)
-        if status == 503 and code != EngineFailed.code:
-            return StageUnreachable(text, retry_after_s=retry_after_s)
+        refused = refusal(status, code, text, retry_after_s)
+        if refused is not None:
+            return refused
         return _BY_STATUS.get(status, StageError if status in {401, 403} else _by_class(status))(text)
 
 

@@ -46,6 +46,19 @@ def the_error(err: str) -> str:
     return line
 
 
+def third_slot_hangs(stages: Stages) -> asyncio.Event:
+    """Let Stage 2 hang on the third slot; the event tells that it does."""
+    reached = asyncio.Event()
+
+    async def rule(request: web.Request, key: str, time: int) -> None:
+        if key == "slot-2":
+            reached.set()
+            await hang(request, key, time)
+
+    stages.stage2.rule = rule
+    return reached
+
+
 async def test_a_run_tells_its_summary_and_where_everything_lies(clip: Path, stages: Stages, tmp_path: Path) -> None:
     """Exit 0; the summary and the paths on standard output, the documented log lines on standard error."""
     code, out, err = await run(tmp_path, clip, "--out", "made", "--annotate", stages=stages)
@@ -125,14 +138,7 @@ async def test_interrupted_in_the_middle_it_keeps_what_there_is(
     clip: Path, stages: Stages, tmp_path: Path, number: signal.Signals
 ) -> None:
     """A signal while Stage 2 hangs: exit 130 soon, partial results, and --resume goes on to the end."""
-    reached = asyncio.Event()
-
-    async def third_hangs(request: web.Request, key: str, time: int) -> None:
-        if key == "slot-2":
-            reached.set()
-            await hang(request, key, time)
-
-    stages.stage2.rule = third_hangs
+    reached = third_slot_hangs(stages)
     process = await start(tmp_path, clip, "--out", "made", stages=stages)
     await asyncio.wait_for(reached.wait(), 30)
     process.send_signal(number)
@@ -151,14 +157,7 @@ async def test_interrupted_in_the_middle_it_keeps_what_there_is(
 @pytest.mark.fault("O5")
 async def test_killed_in_the_middle_it_can_be_resumed(clip: Path, stages: Stages, tmp_path: Path) -> None:
     """kill -9 of the run itself: the folder is free again and nothing finished is asked twice."""
-    reached = asyncio.Event()
-
-    async def third_hangs(request: web.Request, key: str, time: int) -> None:
-        if key == "slot-2":
-            reached.set()
-            await hang(request, key, time)
-
-    stages.stage2.rule = third_hangs
+    reached = third_slot_hangs(stages)
     process = await start(tmp_path, clip, "--out", "made", stages=stages)
     await asyncio.wait_for(reached.wait(), 30)
     process.kill()
