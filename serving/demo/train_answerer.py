@@ -1,4 +1,4 @@
-"""Trains the embedded answerer: `python -m serving.demo.train_answerer --minutes 50`.
+"""Trains the embedded answerer: `python -m serving.demo.train_answerer`, about an hour on one core.
 
 Muon for the matrices, AdamW for the rest, on one core. The batches are drawn on the fly. An interrupted run goes on
 where its last checkpoint left it; `--again` starts a new, gentler run from the weights of a finished one.
@@ -228,7 +228,7 @@ def _optimisers(
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=50)
+    parser.add_argument("--minutes", type=float, default=60, help="processor time; the learning rates fall over it")
     parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="folder for the model")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--again", type=Path, help="checkpoint of a finished run to start from")

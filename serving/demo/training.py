@@ -1,4 +1,7 @@
-"""What a training on a time budget needs: a clock that survives interruptions, averaged weights, safe checkpoints."""
+"""What a training on a time budget needs: a clock that survives interruptions, averaged weights, safe checkpoints.
+
+The clock counts the process's processor time: a training comes out alike on a busy and on a quiet machine.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Budget:
-    """Seconds of training done and allowed; `done_s` goes into checkpoints."""
+    """Processor seconds of training done and allowed; `done_s` goes into checkpoints."""
 
     def __init__(self, total_s: float, done_s: float = 0.0) -> None:
         self.total_s = total_s
         self._before_s = done_s
-        self._started = time.monotonic()
+        self._started = time.process_time()
 
     @property
     def done_s(self) -> float:
-        """Seconds trained, in this process and before."""
-        return self._before_s + time.monotonic() - self._started
+        """Processor seconds used, in this process and before."""
+        return self._before_s + time.process_time() - self._started
 
     @property
     def share(self) -> float:
