@@ -11,9 +11,19 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pipeline_ver2.errors import ConfigError
 
@@ -91,10 +101,12 @@ class Stage1Config(_Section):
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     clip_length: int = Field(default=16, ge=1)
+    image_size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
     sampling_rate: int = Field(default=1, ge=1)
     batch_size: int = Field(default=4, ge=1)
     max_in_flight: int = Field(default=4, ge=1)
     max_batch: int = Field(default=8, ge=1)
+    max_wait_ms: float = Field(default=2, ge=0, le=1000)
     max_queue: int = Field(default=32, ge=1)
     max_body_mb: float = Field(default=64, gt=0)
     timeout_s: float = Field(default=60, gt=0)
@@ -124,6 +136,28 @@ class Stage2Emulated(_Section):
     per_extra_s: float = Field(default=0, ge=0)
 
 
+class LimitRange(_Section):
+    """An adaptive limit: it moves between `min` and `max`."""
+
+    min: int = Field(default=1, ge=1)
+    max: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> LimitRange:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is over max {self.max}")
+        return self
+
+
+def _kind_of_limit(value: object) -> str:
+    return "a range" if isinstance(value, Mapping | LimitRange) else "a number"
+
+
+Limit = Annotated[
+    Annotated[int, Field(ge=1), Tag("a number")] | Annotated[LimitRange, Tag("a range")], Discriminator(_kind_of_limit)
+]
+
+
 class Stage2Config(_Section):
     """The vision-language daemon, and how the orchestrator uses it."""
 
@@ -136,7 +170,9 @@ class Stage2Config(_Section):
     vllm_args: tuple[str, ...] = ()
     remote_url: str | None = None
     threads: int | None = Field(default=None, ge=1)
-    limit: int = Field(default=2, ge=1)
+    limit: Limit = 2
+    min_share: float = Field(default=0.1, ge=0, lt=1)
+    memory_budget_gb: float | None = Field(default=None, gt=0)
     max_queue: int = Field(default=64, ge=1)
     max_body_mb: float = Field(default=32, gt=0)
     max_tokens: int = Field(default=160, ge=1)
@@ -148,6 +184,11 @@ class Stage2Config(_Section):
     def base_url(self) -> str:
         """Where clients find the daemon."""
         return _client_url(self.url, self.host, self.port)
+
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of requests the engine may be given at once."""
+        return self.limit.max if isinstance(self.limit, LimitRange) else self.limit
 
     @model_validator(mode="after")
     def _remote_has_url(self) -> Stage2Config:
@@ -257,7 +298,8 @@ def _with_defaults(merged: dict[str, Any]) -> dict[str, Any]:
 
 def _first_problem(error: ValidationError) -> str:
     first, *others = error.errors(include_url=False)
-    key = ".".join(str(part) for part in first["loc"]) or "the configuration"
+    # Pydantic names the kind of a union as if it were a key; no key of ours has a blank.
+    key = ".".join(str(part) for part in first["loc"] if " " not in str(part)) or "the configuration"
     reason = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
     if first["type"] not in {"extra_forbidden", "missing"} and not isinstance(first["input"], dict):
         reason += f" (got {first['input']!r})"

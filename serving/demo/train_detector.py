@@ -185,7 +185,9 @@ def _optimiser(model: Detector, learning_rate: float) -> torch.optim.Optimizer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, export and check."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time; the learning rate falls to 0 over it")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time; the learning rate falls to 0 over it"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models" / "detector.onnx")
     parser.add_argument(
         "--checkpoint", type=Path, default=Path("work/train_detector.pt"), help="goes on from it if it exists"

@@ -81,7 +81,7 @@ def build_app(config: Config, engine: Engine | None = None) -> FastAPI:
         ready=readiness.check,
         registry=registry,
         max_body_mb=config.stage2.max_body_mb,
-        max_bodies=config.stage2.limit + config.stage2.max_queue + _SPARE_BODIES,
+        max_bodies=config.stage2.most_at_once + config.stage2.max_queue + _SPARE_BODIES,
     )
     _add_openai_routes(app, service, config)
     _add_people_routes(app, service, config)

@@ -58,7 +58,7 @@ class Stage2Service:
 
     def __init__(self, settings: Stage2Config, engine: Engine, registry: CollectorRegistry) -> None:
         self.engine = engine
-        self.admission = Admission(settings.limit, settings.max_queue)
+        self.admission = Admission(settings.most_at_once, settings.max_queue)
         self._timeout_s = settings.timeout_s
         self._metrics = _Metrics(registry, self)
         engine.on_event = self._on_event

@@ -77,7 +77,7 @@ class VllmEngine(OpenAIEngine):
 
     def command(self, port: int) -> list[str]:
         """The child's command line. Options the user gives come last, so they win."""
-        limit = self._settings.limit
+        limit = self._settings.most_at_once
         return [
             *(self._python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", self._settings.model or str(DEMO_MODEL_FOLDER)),

@@ -129,6 +129,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         ({"ZROACT_STAGE2__LIMTI": "3"}, "stage2.limti: unknown key"),
         ({"ZROACT_STAGE2__LIMIT": "none"}, "stage2.limit: .*none"),
+        ({"ZROACT_STAGE2__LIMIT": "0"}, "stage2.limit: .*greater than or equal to 1"),
+        ({"ZROACT_STAGE2__LIMIT": '{"min": 4, "max": 2}'}, "stage2.limit: .*min 4 is over max 2"),
+        ({"ZROACT_STAGE2__LIMIT": '{"max": 8, "low": 2}'}, "stage2.limit.low: unknown key"),
         ({"ZROACT_STAGE2__LIMIT__DEEP": "3", "ZROACT_STAGE2__LIMIT": "3"}, "ZROACT_STAGE2__LIMIT__DEEP: .* no section"),
     ],
 )
@@ -174,3 +177,9 @@ def test_children_get_no_variables_of_ours(monkeypatch: pytest.MonkeyPatch) -> N
     environment = child_environment({"ADDED": "1"})
     assert "ZROACT_STAGE2__LIMIT" not in environment
     assert (environment["UNRELATED"], environment["ADDED"]) == ("kept", "1")
+
+
+@pytest.mark.parametrize(("limit", "most"), [("3", 3), ('{"max": 8}', 8)])
+def test_a_limit_is_a_number_or_a_range(limit: str, most: int) -> None:
+    """Either form of `stage2.limit` says how many requests there can be at most."""
+    assert load_config(environ={"ZROACT_STAGE2__LIMIT": limit}).stage2.most_at_once == most
