@@ -21,7 +21,7 @@ DEMO_MODEL = "zroact-demo-answerer"
 DEMO_LABELS = ("stand", "walk", "run", "wave", "jump", "fall")
 
 EngineName = Literal["vllm", "transformers", "remote", "emulated"]
-EngineEvent = Literal["out_of_memory", "failure", "restart"]
+EngineEvent = Literal["out_of_memory", "memory_pressure", "failure", "restart"]
 
 
 @dataclass(slots=True)
@@ -89,8 +89,9 @@ class Engine(ABC):
         self.alive_at = time.monotonic()
 
     def was_hurt(self, event: EngineEvent) -> None:
-        """Tell of an event after which earlier signs of work prove nothing."""
-        self.alive_at = None
+        """Tell of an event, after which earlier signs of work prove nothing; memory pressure is itself one of work."""
+        if event != "memory_pressure":
+            self.alive_at = None
         self.on_event(event)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -142,7 +142,7 @@ class _Metrics:
         )
         self.events = Counter(
             "zroact_stage2_engine_events",
-            "What happened to the engine: out_of_memory, failure, restart.",
+            "What happened to the engine: out_of_memory, memory_pressure, failure, restart.",
             ["event"],
             registry=registry,
         )
@@ -158,7 +158,7 @@ class _Metrics:
             gauge.set_function(lambda name=name: getattr(service.admission.stats(), name))  # type: ignore[misc]
         engine = Gauge("zroact_stage2_engine", "The engine and its model.", ["engine", "model"], registry=registry)
         engine.labels(service.engine.name, service.engine.model).set(1)
-        for event in ("out_of_memory", "failure", "restart"):
+        for event in get_args(EngineEvent):
             self.events.labels(event)
 
     def observe(self, queue_s: float, run_s: float) -> None:

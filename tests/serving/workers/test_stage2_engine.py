@@ -92,3 +92,13 @@ def test_a_hurt_engine_has_no_signs_of_life() -> None:
     assert before is not None
     assert engine.alive_at is None
     assert events == ["failure"]
+
+
+async def test_only_what_may_have_stopped_it_takes_the_proof_of_work_away() -> None:
+    """Memory pressure comes of work; a failure or a full memory may have been the end of it."""
+    engine = ScriptedEngine()
+    engine.was_alive()
+    engine.was_hurt("memory_pressure")
+    assert engine.alive_at is not None
+    engine.was_hurt("out_of_memory")
+    assert engine.alive_at is None
