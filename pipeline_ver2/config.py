@@ -2,6 +2,7 @@
 
 Order, the first that names a key wins: command line > ``ZROACT_…`` environment (nested by ``__``, as in
 ``ZROACT_STAGE2__LIMIT=3``) > file (``--config``, else ``ZROACT_CONFIG``, else ``./config.json``) > default.
+``ZROACT_DATABASE_URL`` is short for ``ZROACT_SERVING__DATABASE_URL``.
 Paths in a file are relative to that file; paths from elsewhere to the current folder.
 """
 
@@ -29,6 +30,7 @@ from pipeline_ver2.errors import ConfigError
 
 ENV_PREFIX = "ZROACT_"
 CONFIG_FILE_VARIABLE = "ZROACT_CONFIG"
+_SHORT_NAMES = {"ZROACT_DATABASE_URL": ["serving", "database_url"]}
 
 
 class _Section(BaseModel):
@@ -197,6 +199,36 @@ class Stage2Config(_Section):
         return self
 
 
+class VideoLimits(_Section):
+    """What a video sent by others may have at most; `pixels` of one frame, `seconds` of playing time."""
+
+    pixels: int = Field(default=8192 * 4320, ge=1)
+    seconds: float = Field(default=4 * 3600, gt=0)
+    fps: float = Field(default=240, gt=0)
+
+
+class Retention(_Section):
+    """Until when ended jobs are kept: the oldest go first once one of these is passed; null keeps them."""
+
+    age_h: float | None = Field(default=7 * 24, gt=0)
+    count: int | None = Field(default=1000, ge=1)
+    total_gb: float | None = Field(default=50, gt=0)
+
+
+class ServingConfig(_Section):
+    """The job API, and the jobs it takes."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    token: str | None = Field(default=None, min_length=1)
+    database_url: str | None = None
+    jobs_at_once: int = Field(default=1, ge=1)
+    max_queue: int = Field(default=100, ge=1)
+    max_upload_mb: float = Field(default=2000, gt=0)
+    limits: VideoLimits = VideoLimits()
+    retention: Retention = Retention()
+
+
 class Config(_Section):
     """The whole configuration, immutable once loaded."""
 
@@ -204,6 +236,7 @@ class Config(_Section):
     pipeline: PipelineConfig = PipelineConfig()
     stage1: Stage1Config = Stage1Config()
     stage2: Stage2Config = Stage2Config()
+    serving: ServingConfig = ServingConfig()
 
 
 def load_config(
@@ -242,6 +275,12 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(extra or {})}
 
 
+def visible_gpu(environ: Mapping[str, str] | None = None) -> str | None:
+    """The GPU that CUDA takes first, by number or UUID: None if all are visible, "" if none is."""
+    named = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else named.split(",")[0].strip()
+
+
 def _file_from(environment: Mapping[str, str]) -> Path | None:
     named = environment.get(CONFIG_FILE_VARIABLE)
     if named:
@@ -267,7 +306,8 @@ def _environment_values(environment: Mapping[str, str]) -> list[tuple[list[str],
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_VARIABLE:
             continue
-        values.append((name.removeprefix(ENV_PREFIX).lower().split("__"), parse_value(text)))
+        keys = _SHORT_NAMES.get(name) or name.removeprefix(ENV_PREFIX).lower().split("__")
+        values.append((keys, parse_value(text)))
     return values
 
 

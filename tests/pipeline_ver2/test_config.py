@@ -183,3 +183,9 @@ def test_children_get_no_variables_of_ours(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_limit_is_a_number_or_a_range(limit: str, most: int) -> None:
     """Either form of `stage2.limit` says how many requests there can be at most."""
     assert load_config(environ={"ZROACT_STAGE2__LIMIT": limit}).stage2.most_at_once == most
+
+
+def test_the_short_name_of_the_database() -> None:
+    """The URL of the queue has a variable of its own, as services that hand out databases expect."""
+    config = load_config(environ={"ZROACT_DATABASE_URL": "postgresql://db/jobs"})
+    assert config.serving.database_url == "postgresql://db/jobs"
