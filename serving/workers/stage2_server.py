@@ -149,7 +149,7 @@ def _add_people_routes(app: FastAPI, service: Stage2Service, config: Config) -> 
     async def health() -> dict[str, Any]:
         """The engine, its model and the queue, without asking the engine."""
         engine = service.engine
-        queue = asdict(service.admission.stats())
+        queue = asdict(service.scheduler.stats())
         return {"status": "alive", "engine": engine.name, "model": engine.model, "queue": queue, **engine.state()}
 
 

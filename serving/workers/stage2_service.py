@@ -1,21 +1,24 @@
-"""Between HTTP and the engine: admission, deadlines, times and metrics of every request."""
+"""Between HTTP and the engine: the scheduler, time limits, times and metrics of every request."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from pipeline_ver2.config import Stage2Config
 from pipeline_ver2.errors import StageTimeout, UnknownModel, ZroactError
-from serving.workers.admission import Admission
 from serving.workers.chat import Chat
 from serving.workers.daemon import RequestContext
+from serving.workers.limits import build_limit
+from serving.workers.scheduler import Scheduler
 from serving.workers.stage2_engine import Engine, EngineEvent, Watch
 
 _BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
@@ -54,11 +57,11 @@ class _Span:
 
 
 class Stage2Service:
-    """Sends each request to the engine once, when admission lets it."""
+    """Sends each request to the engine once, when the scheduler lets it."""
 
     def __init__(self, settings: Stage2Config, engine: Engine, registry: CollectorRegistry) -> None:
         self.engine = engine
-        self.admission = Admission(settings.most_at_once, settings.max_queue)
+        self.scheduler = Scheduler(build_limit(settings.limit), settings.max_queue, min_share=settings.min_share)
         self._timeout_s = settings.timeout_s
         self._metrics = _Metrics(registry, self)
         engine.on_event = self._on_event
@@ -68,7 +71,7 @@ class Stage2Service:
 
         Raises:
             UnknownModel: The request names another model than the one served.
-            StageError: Admission refused, the engine is away or failed, or took longer than `stage2.timeout_s`.
+            StageError: The scheduler refused, the engine is away or failed, or took longer than `stage2.timeout_s`.
             RequestError: The engine cannot do what is asked.
         """
         await self._check_model(chat)
@@ -109,9 +112,9 @@ class Stage2Service:
     async def _admitted(self, context: RequestContext) -> AsyncIterator[_Span]:
         outcome = "internal"
         try:
-            async with self.admission.slot(deadline_at=context.deadline_at) as slot:
+            async with self.scheduler.slot(client=context.client, deadline_at=context.deadline_at) as permit:
                 now = asyncio.get_running_loop().time()
-                span = _Span(slot.queue_s, time.monotonic(), now + self._timeout_s)
+                span = _Span(permit.queue_s, time.monotonic(), now + self._timeout_s)
                 try:
                     yield span
                 finally:
@@ -132,7 +135,9 @@ class Stage2Service:
     def _on_event(self, event: EngineEvent) -> None:
         self._metrics.events.labels(event).inc()
         if event == "out_of_memory":
-            self.admission.lower_limit()
+            self.scheduler.out_of_memory()
+        elif event == "memory_pressure":
+            self.scheduler.memory_pressure()
 
 
 class _Metrics:
@@ -155,7 +160,8 @@ class _Metrics:
         )
         for name, said in (("running", "at work"), ("waiting", "waiting"), ("limit", "allowed at once")):
             gauge = Gauge(f"zroact_stage2_{name}", f"Requests {said} now.", registry=registry)
-            gauge.set_function(lambda name=name: getattr(service.admission.stats(), name))  # type: ignore[misc]
+            gauge.set_function(lambda name=name: getattr(service.scheduler.stats(), name))  # type: ignore[misc]
+        registry.register(_Refusals(service.scheduler))
         engine = Gauge("zroact_stage2_engine", "The engine and its model.", ["engine", "model"], registry=registry)
         engine.labels(service.engine.name, service.engine.model).set(1)
         for event in get_args(EngineEvent):
@@ -172,3 +178,23 @@ class _Metrics:
             count = usage.get(f"{kind}_tokens") if isinstance(usage, dict) else None
             if isinstance(count, int) and count > 0:
                 self._tokens.labels(kind).inc(count)
+
+
+class _Refusals(Collector):
+    """The scheduler's own counts of those that never reached the engine."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Shed and rejected by reason, and cancelled while waiting."""
+        stats = self._scheduler.stats()
+        said = {"shed": "Requests refused as too late", "rejected": "Requests refused by a full queue"}
+        for name, counts in (("shed", stats.shed), ("rejected", stats.rejected)):
+            family = CounterMetricFamily(f"zroact_stage2_{name}", f"{said[name]}, by reason.", labels=["reason"])
+            for reason, count in counts.items():
+                family.add_metric([reason], count)
+            yield family
+        cancelled = CounterMetricFamily("zroact_stage2_cancelled_waiting", "Requests given up while they waited.")
+        cancelled.add_metric([], stats.cancelled)
+        yield cancelled

@@ -108,7 +108,7 @@ async def test_another_model_is_refused_without_waiting(tmp_path: Path) -> None:
     served = Served(tmp_path, ScriptedEngine())
     with pytest.raises(UnknownModel, match="'gpt' is not served here"):
         await served.service.complete(chat("gpt"), CONTEXT)
-    assert served.service.admission.stats().admitted == 0
+    assert served.service.scheduler.stats().admitted == 0
 
 
 @pytest.mark.fault("B9")
