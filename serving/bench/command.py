@@ -21,11 +21,11 @@ from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, LOG_FORMAT, exit
 from serving.bench import demo as demo_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
-from serving.bench.daemons import CLIP, demo_config, temporary_folder
+from serving.bench.daemons import CLIP, demo_config, stage1_config, temporary_folder
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
-from serving.bench.tables import bars_table, demo_table, seed_table
+from serving.bench.tables import bars_table, demo_table, seed_table, stage1_table
 
 T = TypeVar("T")
 
@@ -71,6 +71,29 @@ def demo(
     bars = demo_bench.bars_of(figures.pairs)
     report = demo_bench.build_report(machine, CLIP, figures, bars)
     conclude(report, [demo_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
+@app.command()
+def stage1(
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds in which everything is measured once.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each server is loaded in a round.")] = 4,
+    soak_s: Annotated[float, typer.Option(min=0, help="How long many clients load the daemon; 0: not.")] = 60,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Load the detector daemon over HTTP, in turns with its session in a bare loop and with LitServe and mosec."""
+    from serving.bench import stage1 as bench  # needs the engine
+    from serving.bench import stage1_report
+    from serving.bench.peers.stage1_model import thread_count
+
+    with _measuring():
+        machine = describe_machine(stage1_report.PACKAGES)
+        with temporary_folder() as folder:
+            config, plan = stage1_config(folder), bench.Plan(pairs, seconds, soak_s)
+            figures = asyncio.run(_until_signalled(bench.measure(CLIP, config, folder, plan, _tell)))
+    bars = stage1_report.bars_of(figures)
+    report = stage1_report.build_report(machine, CLIP, thread_count(config.stage1), figures, bars)
+    conclude(report, [stage1_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:

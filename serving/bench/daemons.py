@@ -72,6 +72,12 @@ def demo_config(folder: Path) -> Config:
     )
 
 
+def stage1_config(folder: Path) -> Config:
+    """The detector daemon with the embedded model, everything else as by default."""
+    (port,) = free_ports(1)
+    return Config(paths=paths_in(folder), stage1=Stage1Config(port=port))
+
+
 def paths_in(folder: Path) -> Paths:
     """Everything in one folder, which is the only media root."""
     return Paths(media_roots=(folder,), data_dir=folder / "data", work_dir=folder / "work")

@@ -43,6 +43,20 @@ def demo_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def stage1_table(report: Mapping[str, Any]) -> Table:
+    """The servers of the Stage 1 benchmark, one line each for requests of several clips and of one."""
+    clients = report["workload"]["clients"]
+    table = Table(title=f"Stage 1 with {clients} clients, {_engines(report)}", caption=_machine(report))
+    for heading in ("clips a request", "server", "clips/s", "daemon / this", "p50 ms", "p99 ms"):
+        table.add_column(heading, justify="left" if heading == "server" else "right")
+    for part in (report["batches"], report["singles"]):
+        for name, server in part["servers"].items():
+            times = (f"{server[name]:.0f}" for name in ("p50_ms", "p99_ms"))
+            ratio = f"{server['daemon_ratio']:.2f}"
+            table.add_row(str(part["clips_per_request"]), name, f"{server['clips_per_s']:.2f}", ratio, *times)
+    return table
+
+
 def bars_table(bars: Sequence[Bar]) -> Table:
     """The bars, one line each."""
     table = Table(title="Bars")
