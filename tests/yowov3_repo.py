@@ -112,6 +112,7 @@ _HEAD = """
 """
 
 _NETWORK = """
+    from pathlib import Path
     import torch
     from torch import nn
     from model.backbones import Deep, Flat
@@ -147,7 +148,7 @@ _NETWORK = """
 
 
     def build_yowov3(config):
-        size = int(open("model/size.txt").read())
+        size = int(Path("model/size.txt").read_text())
         assert size == config["img_size"] and config["mode"] == "decoupled"
         network = Network(config["num_classes"], size)
         if config["pretrain_path"] is None:

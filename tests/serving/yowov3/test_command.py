@@ -1,0 +1,162 @@
+"""`zroact export-yowov3` from checkout to daemon: the file answers as the network does, and Stage 1 runs it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from click.testing import Result
+from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+from pipeline_ver2.config import load_config
+from serving.workers.postprocess import postprocess
+from serving.workers.stage1_model import OnnxDetector, preprocess
+from serving.yowov3.checkout import MODULE, importable
+from serving.yowov3.command import app
+from tests.yowov3_repo import LABELS, SIDE, Checkout
+
+CLIPS = np.random.default_rng(7).integers(0, 256, (3, 16, SIDE, SIDE, 3), np.uint8)
+
+
+def call(*arguments: str) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(app, arguments)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file the command has written, and what it said."""
+
+    file: Path
+    output: str
+    half: bool
+
+    def answers(self, clips: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Its raw output, `(B, 4 + C, N)`."""
+        session = ort.InferenceSession(self.file, _one_thread(), providers=["CPUExecutionProvider"])
+        batch = preprocess(clips).astype(np.float16 if self.half else np.float32)
+        return np.asarray(session.run(None, {session.get_inputs()[0].name: batch})[0], np.float32)
+
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself."""
+        session = ort.InferenceSession(self.file, _one_thread(), providers=["CPUExecutionProvider"])
+        found: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        return found
+
+
+def _one_thread() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def exported(request: pytest.FixtureRequest, checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The checkout's network as a file, in both precisions."""
+    half = request.param == "float16"
+    file = tmp_path_factory.mktemp("exported") / "new" / "yowov3.onnx"
+    told = call(*checkout.options(file), *(["--fp16"] if half else []))
+    assert told.exit_code == 0, told.output
+    return Exported(file, told.output, half)
+
+
+def answers_of(checkout: Checkout, clips: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the network itself says, loaded without the exporter's code."""
+    with importable(checkout.repo):
+        network = importlib.import_module(MODULE).Network(len(LABELS), SIDE)
+        network.load_state_dict(checkout.state())
+        with torch.no_grad():
+            output: NDArray[np.float32] = network.eval()(torch.from_numpy(preprocess(clips))).numpy()
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.fault("A7")
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_the_file_answers_as_the_network_does(checkout: Checkout, exported: Exported, batch: int) -> None:
+    """At any batch, a single clip too: to 1e-4 in float32 and 1e-2 in float16, boxes in parts of the frame."""
+    expected, found = answers_of(checkout, CLIPS[:batch]), exported.answers(CLIPS[:batch])
+    assert found.shape == expected.shape
+    apart = np.abs(found - expected)
+    apart[:, :4] /= SIDE
+    assert apart.max() <= (1e-2 if exported.half else 1e-4)
+    assert np.ptp(expected[:, 4:], axis=0).max() > 1e-4 or batch == 1  # else any clip's answer would do
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_file_tells_what_stage_1_must_know(exported: Exported) -> None:
+    """Labels, clip length, image size, and where the keyframe is; the command says how far apart the two were."""
+    metadata = exported.metadata()
+    assert json.loads(metadata["labels"]) == list(LABELS)
+    assert (json.loads(metadata["clip_length"]), json.loads(metadata["image_size"])) == (16, [SIDE, SIDE])
+    assert metadata["keyframe"] == "last"
+    lines = exported.output.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["batch 1", "batch 3", str(exported.file)]
+    assert ("float16" if exported.half else "float32") in lines[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_path_of_the_user_is_in_the_file(checkout: Checkout, exported: Exported) -> None:
+    """Exporters note where each node is from."""
+    assert os.fsencode(checkout.repo) not in exported.file.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_daemon_runs_the_file_as_it_is(checkout: Checkout, exported: Exported) -> None:
+    """Nothing but its path is set; the detections are those of the network."""
+    overrides: dict[str, Any] = {
+        "stage1.model_path": str(exported.file),
+        "stage1.threads": 1,
+        "stage1.provider": "cpu",
+    }
+    detector = OnnxDetector(load_config(None, overrides, environ={}).stage1)
+    assert (detector.info.labels, detector.info.clip_length, detector.info.image_size) == (LABELS, 16, (SIDE, SIDE))
+    found = detector.detect(CLIPS, 0.01, 1.0)
+    expected = postprocess(answers_of(checkout, CLIPS), (SIDE, SIDE), 0.01, 1.0)
+    tolerance = 2e-2 if exported.half else 2e-4
+    for clip, wanted in zip(found, expected, strict=True):
+        assert len(clip.findings.boxes) == len(wanted.findings.boxes) > 0
+        # equally good boxes may change places
+        order, other = np.lexsort(clip.findings.boxes.round(1).T), np.lexsort(wanted.findings.boxes.round(1).T)
+        np.testing.assert_allclose(clip.findings.boxes[order], wanted.findings.boxes[other], atol=tolerance)
+        np.testing.assert_allclose(clip.findings.scores[order], wanted.findings.scores[other], atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--repo", "is no checkout of YOWOv3"),
+        ("--config", "cannot be read"),
+        ("--weights", "cannot be read"),
+        ("--labels", "cannot be read"),
+    ],
+)
+def test_what_is_missing_is_told_in_one_line(checkout: Checkout, tmp_path: Path, option: str, said: str) -> None:
+    """It names the option and the path, and ends with 2."""
+    told = call(*checkout.options(tmp_path / "out.onnx"), option, str(tmp_path / "missing"))
+    assert told.exit_code == 2
+    assert told.stderr.startswith(f"error: {option}")
+    assert said in told.stderr
+    assert str(tmp_path / "missing") in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_an_option_too_few_is_a_mistake_in_usage() -> None:
+    """The rest of the command line tells which."""
+    told = call("--repo", ".")
+    assert told.exit_code == 2
+    assert "--config" in told.stderr
