@@ -50,13 +50,13 @@ class Simulation:
         self.requests: list[Request] = []
         self.running = self.most_running = self.out_of_memory = 0
         self._latency = latency
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, bool, int, Callable[[], None]]] = []
         self._scheduled = 0
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        """Do something then; events of one time in the order in which they were asked for."""
+    def at(self, when: float, action: Callable[[], None], *, first: bool = False) -> None:
+        """Do something then; events of one time in the order in which they were asked for, but for a `first` one."""
         self._scheduled += 1
-        heapq.heappush(self._events, (when, self._scheduled, action))
+        heapq.heappush(self._events, (when, not first, self._scheduled, action))
 
     def send(
         self, client: str, deadline_s: float = math.inf, ended: Callable[[Request], None] | None = None
@@ -87,7 +87,7 @@ class Simulation:
         while (when := min(self._events[0][0] if self._events else math.inf, self.core.wake_at())) <= until:
             self.now = max(self.now, when)
             if self._events and self._events[0][0] <= when:
-                heapq.heappop(self._events)[2]()
+                heapq.heappop(self._events)[-1]()
             else:
                 self.core.wake(self.now)
         self.now = until
@@ -102,7 +102,8 @@ class Simulation:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         latency_s = self._latency(self.running)
-        self.at(self.now + (latency_s or 0.0), lambda: self._end(request, ended, ran_out=latency_s is None))
+        ran_out = latency_s is None
+        self.at(self.now + (latency_s or 0.0), lambda: self._end(request, ended, ran_out=ran_out), first=ran_out)
 
     def _end(self, request: Request, ended: Callable[[Request], None], *, ran_out: bool) -> None:
         if request.outcome is not None or request.ticket is None:

@@ -8,13 +8,16 @@ and falls to what the engine really works on at once when it is large.
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
 
 from pipeline_ver2.config import LimitRange
 
-_SMALL_QUEUE, _LARGE_QUEUE = 0.1, 0.15  # shares of the latency, above which it neither rises nor stays
-_LEAST_SAMPLES = 10
+# Shares of the latency: above the first the value does not rise, above the second twice running or the third it falls.
+_SMALL_QUEUE, _LARGE_QUEUE, _OBVIOUS_QUEUE = 0.1, 0.15, 0.3
+_LEAST_SAMPLES = 16
+_TRIMMED = 1 / 8  # of a window, at either end: one stray latency decides nothing
 _PATIENCE = 10  # windows without a rise after a cut
 _FLOOR_EVERY = 60  # windows
 _OOM_REST_S, _LONGEST_OOM_REST_S = 3600.0, 86_400.0
@@ -53,23 +56,24 @@ class FixedLimit(Limit):
 class AdaptiveLimit(Limit):
     """Starts at `minimum` and moves up to `maximum` with what the engine bears.
 
-    The floor is the smallest median of a window of answers; at `minimum`, and every 60 windows at half the value, it
-    is measured anew, so that it can rise too. A level at which memory ran out is not tried again for an hour, and
-    twice as long each time it happens again.
+    The floor is measured at `minimum`, and every 60 windows at half the value, so that it can rise too; in between it
+    only follows what is lower. A level at which memory ran out is not tried again for an hour, and twice as long each
+    time it happens again.
     """
 
     def __init__(self, minimum: int, maximum: int) -> None:
         self.value = minimum
         self._minimum, self._maximum = minimum, maximum
-        self._floor_s = float("inf")
+        self._floor_s = math.inf
         self._window: list[float] = []
         self._windows = 0
-        self._changed_at = float("-inf")
+        self._changed_at = -math.inf
         self._most_running = 0
         self._patience = 0
+        self._suspect = False
         self._value_after_floor: int | None = None
         self._pressure_counts = True
-        self._ceiling, self._ceiling_until, self._oom_rest_s = maximum, float("-inf"), _OOM_REST_S
+        self._ceiling, self._ceiling_until, self._oom_rest_s = maximum, -math.inf, _OOM_REST_S
 
     def began(self, running: int) -> None:
         """Note how many are at work: a value that is not made use of does not rise."""
@@ -82,7 +86,7 @@ class AdaptiveLimit(Limit):
         self._pressure_counts = True
         self._window.append(latency_s)
         if len(self._window) >= max(_LEAST_SAMPLES, 2 * self.value):
-            self._judge(statistics.median(self._window), now)
+            self._judge(_trimmed_mean(self._window), now)
 
     def out_of_memory(self, now: float) -> None:
         """Stay below the level at which it happened."""
@@ -98,22 +102,25 @@ class AdaptiveLimit(Limit):
             self._pressure_counts = False
             self._cut(self.value - max(1, self.value // 4), now)
 
-    def _judge(self, median_s: float, now: float) -> None:
+    def _judge(self, latency_s: float, now: float) -> None:
+        measures = self._value_after_floor is not None or self.value == self._minimum
+        self._follow(latency_s, gain=1 / 2 if measures else 1 / 4 if latency_s < self._floor_s else 0)
+        queueing = 1 - self._floor_s / latency_s if latency_s > 0 else 0.0
+        self._windows += 1
+        was_suspect, self._suspect = self._suspect, queueing > _LARGE_QUEUE
         if self._value_after_floor is not None:
-            self._floor_s = median_s
             self._set(min(self._value_after_floor, self._ceiling), now)
             self._value_after_floor = None
-            return
-        self._floor_s = median_s if self.value == self._minimum else min(self._floor_s, median_s)
-        self._windows += 1
-        queueing = 1 - self._floor_s / median_s if median_s > 0 else 0.0
-        if queueing > _LARGE_QUEUE:
+        elif queueing > _OBVIOUS_QUEUE or (self._suspect and was_suspect):
             self._cut(min(self.value - 1, round(self.value * (1 - queueing))), now)
         elif self._windows % _FLOOR_EVERY == 0 and self.value > self._minimum:
             self._value_after_floor = self.value
             self._set(max(self._minimum, self.value // 2), now)
         else:
             self._rise(queueing, now)
+
+    def _follow(self, latency_s: float, *, gain: float) -> None:
+        self._floor_s = latency_s if self._floor_s == math.inf else self._floor_s + gain * (latency_s - self._floor_s)
 
     def _rise(self, queueing: float, now: float) -> None:
         used = self._most_running >= self.value
@@ -135,6 +142,7 @@ class AdaptiveLimit(Limit):
 
     def _cut(self, value: int, now: float) -> None:
         self._patience = _PATIENCE
+        self._suspect = False
         self._value_after_floor = None
         self._set(max(self._minimum, min(value, self.value)), now)
 
@@ -149,3 +157,8 @@ class AdaptiveLimit(Limit):
 def build_limit(setting: int | LimitRange) -> Limit:
     """The limit that `stage2.limit` asks for."""
     return AdaptiveLimit(setting.min, setting.max) if isinstance(setting, LimitRange) else FixedLimit(setting)
+
+
+def _trimmed_mean(window: list[float]) -> float:
+    trimmed = int(len(window) * _TRIMMED)
+    return statistics.fmean(sorted(window)[trimmed : len(window) - trimmed])

@@ -79,7 +79,7 @@ class SchedulerCore:
         self._shed: dict[ShedReason, int] = {"on_arrival": 0, "while_waiting": 0}
         self._rejected: dict[RejectReason, int] = {"queue_full": 0, "displaced": 0}
         self._idle_since = math.inf
-        self._oom_counts = True
+        self._next_accident_at = -math.inf
 
     def arrive(self, ticket: Ticket, now: float) -> None:
         """A request asks for a permit; refused are it, or others for its sake."""
@@ -119,9 +119,9 @@ class SchedulerCore:
         return self._line.first_due() - self._service.needed_s + _LOOK_AGAIN_S
 
     def out_of_memory(self, now: float) -> None:
-        """The engine ran out of memory. Until something new has begun, a further report is of the same accident."""
-        if self._oom_counts:
-            self._oom_counts = False
+        """The engine ran out of memory. What is told within the time of one request is the same accident."""
+        if now >= self._next_accident_at:
+            self._next_accident_at = now + (self._service.mean_s or _UNKNOWN_S)
             self._limit.out_of_memory(now)
             self._decide(now)
 
@@ -149,19 +149,17 @@ class SchedulerCore:
 
     def _decide(self, now: float, newcomer: Ticket | None = None) -> None:
         """Shed who comes too late, then give out the permits that are free."""
-        patient = self._patient_running()
-        late = self._line.too_late(
-            self._free_at(now), work_s=self._service.mean_s, needed_s=self._needed_s(now), patient_running=patient
-        )
-        for ticket in late:
-            self._shed["on_arrival" if ticket is newcomer else "while_waiting"] += 1
-            needed = f"{self._service.needed_s:.2f} s of work"
-            self._refuse(ticket, DeadlineShed(f"the deadline is in {ticket.due_at - now:.2f} s, too soon for {needed}"))
+        if self._line.first_due() < math.inf:
+            self._shed_late(now, newcomer)
         while len(self._running) < self._limit.value and len(self._line):
-            self._admit(self._line.pop(patient_running=self._patient_running()), now)
+            self._admit(self._line.pop(), now)
 
-    def _patient_running(self) -> bool:
-        return any(not ticket.urgent for ticket in self._running)
+    def _shed_late(self, now: float, newcomer: Ticket | None) -> None:
+        needed_s = self._needed_s(now)
+        for ticket in self._line.too_late(self._free_at(now), work_s=self._service.mean_s, needed_s=needed_s):
+            self._shed["on_arrival" if ticket is newcomer else "while_waiting"] += 1
+            said = f"the deadline is in {ticket.due_at - now:.2f} s, too soon for {needed_s:.2f} s of work in its turn"
+            self._refuse(ticket, DeadlineShed(said))
 
     def _free_at(self, now: float) -> list[float]:
         """When each permit is free; what runs above a limit that fell frees none."""
@@ -182,7 +180,6 @@ class SchedulerCore:
         self._running.add(ticket)
         self._admitted += 1
         self._waits.append(now - ticket.asked_at)
-        self._oom_counts = True
         self._limit.began(len(self._running))
         ticket.decide(None)
 

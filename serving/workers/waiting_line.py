@@ -39,8 +39,8 @@ class WaitingLine:
     Clients take turns where that order leaves a choice: among requests without a deadline, each client's own being
     first come first served, and among equal deadlines. The client served longest ago is next.
 
-    While requests without a deadline are about, every urgent one that goes first earns them `min_share` of a turn, and
-    with a whole turn earned one of them goes first.
+    Every urgent one that goes earns those without a deadline `min_share` of a turn; with a whole turn earned, and no
+    more than one can be, one of them goes first.
     """
 
     def __init__(self, min_share: float) -> None:
@@ -62,16 +62,11 @@ class WaitingLine:
         """Let one go that waits."""
         (self._urgent if ticket.urgent else self._patient).remove(ticket)
 
-    def pop(self, *, patient_running: bool) -> Ticket:
-        """Take out who is next.
-
-        Args:
-            patient_running: Whether a request without a deadline is at work: then such work is about, though none
-                of it may wait.
-        """
+    def pop(self) -> Ticket:
+        """Take out who is next."""
         if self._urgent and not (self._patient and _is_whole(self._earned)):
             ticket = self._by_urgency()[0]
-            self._earned = self._earn(self._earned, about=bool(self._patient) or patient_running)
+            self._earned = self._earn(self._earned)
         else:
             ticket = min(self._patient, key=lambda waiting: (self._last_turn(waiting), waiting.number))
             self._earned = self._spend(self._earned)
@@ -83,21 +78,17 @@ class WaitingLine:
             self._served.popitem(last=False)
         return ticket
 
-    def too_late(
-        self, free_at: Iterable[float], *, work_s: float, needed_s: float, patient_running: bool
-    ) -> list[Ticket]:
+    def too_late(self, free_at: Iterable[float], *, work_s: float, needed_s: float) -> list[Ticket]:
         """Those that cannot be done by their deadlines, if everybody takes their turn and all goes as expected.
 
         Args:
             free_at: When each permit is free to be given to somebody who waits.
             work_s: How long a request holds its permit.
             needed_s: How long it may well hold it: what must be left before its own deadline.
-            patient_running: As for `pop`.
         """
         permits = list(free_at)
         heapq.heapify(permits)
         patient, earned, late = len(self._patient), self._earned, []
-        about = patient > 0 or patient_running
         for ticket in self._by_urgency():
             while patient and _is_whole(earned):
                 heapq.heapreplace(permits, permits[0] + work_s)
@@ -106,12 +97,12 @@ class WaitingLine:
                 late.append(ticket)
             else:
                 heapq.heapreplace(permits, permits[0] + work_s)
-                earned = self._earn(earned, about=about)
+                earned = self._earn(earned)
         return late
 
     def first_due(self) -> float:
         """The earliest deadline; infinite if nobody has one."""
-        return min((ticket.due_at for ticket in self._urgent), default=math.inf)
+        return min(ticket.due_at for ticket in self._urgent) if self._urgent else math.inf
 
     def crowding_out(self, newcomer: Ticket) -> Ticket:
         """Whom a line that has just become too long by `newcomer` refuses.
@@ -139,8 +130,8 @@ class WaitingLine:
     def _last_turn(self, ticket: Ticket) -> int:
         return self._served.get(ticket.client, 0)
 
-    def _earn(self, earned: float, *, about: bool) -> float:
-        return min(1.0, earned + self._min_share) if about else earned
+    def _earn(self, earned: float) -> float:
+        return min(1.0, earned + self._min_share)
 
     def _spend(self, earned: float) -> float:
         return max(0.0, earned - (1 - self._min_share))
