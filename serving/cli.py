@@ -7,6 +7,7 @@ What a subcommand needs is imported when it is called: a daemon starts without t
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -78,6 +79,33 @@ def run(context: typer.Context) -> None:
     from pipeline_ver2 import command
 
     command.app(context.args, prog_name="zroact run")
+
+
+@app.command("plan-vram")
+def plan_vram(
+    total_gb: Annotated[float | None, typer.Option(min=0.1, help="The card's memory.")] = None,
+    reserved_gb: Annotated[float | None, typer.Option(min=0, help="What others hold of it.")] = None,
+    stage1_gb: Annotated[float, typer.Option(min=0, help="What Stage 1 will take; 0 if it runs already.")] = 1,
+    weights_gb: Annotated[float, typer.Option(min=0, help="Stage 2's weights.")] = 5,
+    per_request_gb: Annotated[str, typer.Option(metavar="LOW-HIGH", help="What each request takes.")] = "1-2",
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """How many Stage 2 requests at once fit on the GPU.
+
+    Without --total-gb and --reserved-gb the GPU is read; without a GPU the documented card stands in, an RTX A6000 of
+    47.5 GB with 26 GB taken by others. Exit code 1 if nothing fits.
+    """
+    from pipeline_ver2.command import EXIT_FATAL, exit_codes
+    from serving.workers.vram_check import read_card
+    from serving.workers.vram_plan import Need, Plan, choose_card, parse_span
+
+    with exit_codes():
+        need = Need(weights_gb, *parse_span(per_request_gb, "--per-request-gb"))
+        plan = Plan(choose_card(total_gb, reserved_gb, read_card), stage1_gb, need)
+    typer.echo(json.dumps(plan.as_dict(), indent=1) if as_json else plan.as_text())
+    if not plan.recommended:
+        raise typer.Exit(EXIT_FATAL)
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)

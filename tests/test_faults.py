@@ -38,6 +38,7 @@ FAULTS = {
     "B7": "an engine that is dead, not ready, or ends with exit code 0",
     "B8": "a client that goes away",
     "B9": "memory that runs out",
+    "B10": "two processes on one GPU",
     "O1": "a consumer that dies, a bad reply",
     "O2": "keep-alive race, connection reset",
     "O3": "time-outs that count the waiting for a connection",
@@ -46,7 +47,7 @@ FAULTS = {
     "O6": "SIGTERM in the middle",
 }
 # Not here, because what they are about is not built yet, or not to be had on every machine:
-# A8 (batch sizes on CUDA), B10 (two processes on one GPU), O7 to O10 (uploads and states of the job server; what of
+# A8 (batch sizes on CUDA), O7 to O10 (uploads and states of the job server; what of
 # O8 to O10 the pipeline has already is marked all the same).
 
 TESTS = Path(__file__).parent

@@ -10,6 +10,9 @@ import sys
 from pipeline_ver2.config import Stage2Config
 from pipeline_ver2.errors import ConfigError
 from serving.workers.stage2_engine import Engine, EngineName
+from serving.workers.vllm_command import is_cpu_build
+from serving.workers.vram_check import read_card, with_memory_planned
+from serving.workers.vram_plan import Card, CardReader
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +32,15 @@ def resolve_engine(settings: Stage2Config) -> EngineName:
     return chosen
 
 
-def build_engine(settings: Stage2Config) -> Engine:
+def build_engine(settings: Stage2Config, *, card: CardReader = read_card) -> Engine:
     """The engine a configuration means, not started. Its module is imported only now: engines are heavy.
 
+    Args:
+        settings: What is configured.
+        card: Gives the GPU, for the engines that use one.
+
     Raises:
-        ConfigError: `vllm_python` cannot be run, or a library of the engine is not installed.
+        ConfigError: `vllm_python` cannot be run, a library of the engine is not installed, or the GPU is too small.
     """
     name = resolve_engine(settings)
     try:
@@ -48,12 +55,18 @@ def build_engine(settings: Stage2Config) -> Engine:
         if name == "vllm":
             from serving.workers.stage2_vllm import VllmEngine
 
-            return VllmEngine(settings)
-        from serving.workers.stage2_transformers import TransformersEngine
+            return VllmEngine(with_memory_planned(settings, name, lambda: _card_of_vllm(settings, card)))
+        from serving.workers.stage2_transformers import TransformersEngine, uses_gpu
 
-        return TransformersEngine(settings)
+        return TransformersEngine(with_memory_planned(settings, name, card) if uses_gpu() else settings)
     except ImportError as error:
         raise ConfigError(f"stage2.engine {name}: {error}; install the extra that brings it") from error
+
+
+def _card_of_vllm(settings: Stage2Config, card: CardReader) -> Card | None:
+    """The GPU, unless vLLM's build for CPUs stands beside it."""
+    found = card()
+    return None if found is None or is_cpu_build(settings.vllm_python or sys.executable) else found
 
 
 def _can_import_vllm(python: str | None) -> bool:

@@ -161,6 +161,11 @@ class TransformersEngine(LocalEngine):
         raise EngineFailed(f"{event.replace('_', ' ')} in the transformers engine: {str(error)[:300]}") from error
 
 
+def uses_gpu() -> bool:
+    """Whether models are put on a GPU here."""
+    return torch.cuda.is_available()
+
+
 def _load(source: str, threads: int | None) -> _Model:
     """Load a model folder. Runs in the model's thread, whose number of threads it sets."""
     # One core is left to decoding and Stage 1: threads that wait for each other on busy cores take 100 times as long.
@@ -175,7 +180,7 @@ def _load(source: str, threads: int | None) -> _Model:
     image_token_id = getattr(network.config, "image_token_id", None)
     if image_token_id is None or tokenizer.chat_template is None:
         raise ConfigError(f"stage2.model: {source} is no Qwen vision-language chat model")
-    network = network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    network = network.to("cuda" if uses_gpu() else "cpu").eval()
     eos_ids = _eos_ids(network, tokenizer)
     network.generation_config = _new_settings(eos_token_id=eos_ids, pad_token_id=eos_ids[-1])
     text_config = network.config.get_text_config()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_ver2.config import Config, child_environment, load_config, parse_value
+from pipeline_ver2.config import Config, child_environment, load_config, parse_value, visible_gpu
 from pipeline_ver2.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -189,3 +189,10 @@ def test_the_short_name_of_the_database() -> None:
     """The URL of the queue has a variable of its own, as services that hand out databases expect."""
     config = load_config(environ={"ZROACT_DATABASE_URL": "postgresql://db/jobs"})
     assert config.serving.database_url == "postgresql://db/jobs"
+
+
+@pytest.mark.parametrize(("value", "first"), [("", ""), ("-1", "-1"), ("2", "2"), ("GPU-ab, 1", "GPU-ab")])
+def test_the_gpu_that_cuda_takes_first(value: str, first: str) -> None:
+    """Named by CUDA's own variable; without it any is visible."""
+    assert visible_gpu({"CUDA_VISIBLE_DEVICES": value}) == first
+    assert visible_gpu({}) is None

@@ -62,6 +62,17 @@ async def test_starts_what_is_missing_and_stops_it(stage: Stage) -> None:
     assert list((stage.folder / "work").glob("config-*")) == []
 
 
+@pytest.mark.fault("B10")
+async def test_stage_2_is_started_when_stage_1_is_ready(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """On one GPU Stage 1 has its memory before Stage 2 looks at what is free."""
+    with caplog.at_level(logging.INFO):
+        async with Supervisor(stage.config, command=stage.command()):
+            pass
+    first, second = "Stage 1 daemon active", "starting the Stage 2 daemon"
+    told = [message for message in caplog.messages if message.startswith((first, second))]
+    assert [message.startswith(begin) for message, begin in zip(told, (first, second), strict=True)] == [True, True]
+
+
 async def test_a_stage_that_answers_is_used_and_left_alone(stage: Stage) -> None:
     """A daemon of somebody else is not started again, and still answers after the block."""
     async with Supervisor(stage.config, stages=("stage1",), command=stage.command()):

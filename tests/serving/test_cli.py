@@ -88,7 +88,7 @@ def test_help_names_every_subcommand(tmp_path: Path) -> None:
     """The list of what can be done."""
     told = call("--help", folder=tmp_path)
     assert told.returncode == 0
-    assert {"up", "stage1", "stage2", "run", "bench"} <= set(told.stdout.split())
+    assert {"up", "stage1", "stage2", "run", "bench", "plan-vram"} <= set(told.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,7 @@ def test_help_names_every_subcommand(tmp_path: Path) -> None:
         (["run", "--help"], "--annotate"),
         (["bench", "--help"], "seed"),
         (["up", "--help"], "--config"),
+        (["plan-vram", "--help"], "--per-request-gb"),
     ],
 )
 def test_subcommands_explain_themselves(tmp_path: Path, arguments: Sequence[str], said: str) -> None:
@@ -116,6 +117,7 @@ def test_subcommands_explain_themselves(tmp_path: Path, arguments: Sequence[str]
         (["up", "--config", "missing.json"], 2, "missing.json"),
         (["stage1", "--config", "missing.json"], 2, "missing.json"),
         (["stage2", "--port", "many"], 2, "--port"),
+        (["plan-vram", "--per-request-gb", "much"], 2, "--per-request-gb"),
         (["run"], 2, "clip"),
         (["run", "missing.mp4", "--config", "missing.json"], 2, "missing.json"),
         (["run", "missing.mp4"], 1, "missing.mp4"),
@@ -127,6 +129,16 @@ def test_mistakes_are_told_without_a_traceback(folder: Path, arguments: Sequence
     assert told.returncode == code
     assert said in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_the_vram_plan(tmp_path: Path) -> None:
+    """As JSON with the documented figures; as a table on a card too small for anything, with exit code 1."""
+    documented = call("plan-vram", "--total-gb", "47.5", "--reserved-gb", "26", "--json", folder=tmp_path)
+    plan = json.loads(documented.stdout)
+    assert (documented.returncode, plan["recommended_limit"], plan["rows"][3]["short_gb"]) == (0, 2, 10.5)
+    small = call("plan-vram", "--total-gb", "8", "--reserved-gb", "2", "--per-request-gb", "1-3", folder=tmp_path)
+    assert small.returncode == 1
+    assert "nothing fits: one request does not fit by 3 GB" in small.stdout
 
 
 def test_an_error_is_one_line(folder: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from pipeline_ver2.errors import ConfigError
 from serving.workers.stage2_choice import build_engine, resolve_engine
+from serving.workers.vram_plan import Card
 from tests.stage2 import stage2_config
 
 
@@ -52,3 +54,12 @@ def test_without_a_model_the_embedded_one_is_meant(tmp_path: Path, name: str) ->
     engine = build_engine(stage2_config(tmp_path, engine=name).stage2)
     assert engine.labels == ("stand", "walk", "run", "wave", "jump", "fall")
     assert engine.model == ("emulated" if name == "emulated" else "zroact-demo-answerer")
+
+
+def test_vllms_build_for_cpus_asks_no_card(tmp_path: Path) -> None:
+    """A small GPU beside it stops nothing; the interpreter says what its build is."""
+    for status, fits in ((0, True), (1, False)):
+        python = program(tmp_path / f"python-{status}", status)
+        settings = stage2_config(tmp_path, engine="vllm", model="m", vllm_python=python).stage2
+        with nullcontext() if fits else pytest.raises(ConfigError, match="do not fit"):
+            assert build_engine(settings, card=lambda: Card("small", 1, 0)).name == "vllm"
