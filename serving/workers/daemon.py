@@ -69,6 +69,7 @@ def create_app(
     registry: CollectorRegistry,
     max_body_mb: float,
     max_bodies: int,
+    more_metrics: Callable[[], Awaitable[str]] | None = None,
 ) -> FastAPI:
     """A FastAPI application with health, metrics, error mapping and limits.
 
@@ -79,6 +80,7 @@ def create_app(
         registry: The metrics `/metrics` shows.
         max_body_mb: Largest body, in millions of bytes.
         max_bodies: Most requests with a body at once; further ones are told 429 before their body is read.
+        more_metrics: Prometheus text that `/metrics` adds; must come soon and not fail.
     """
     app = FastAPI(title=title, lifespan=lifespan, responses={422: {"model": ErrorReply}})
     app.state.on_fatal = []
@@ -101,7 +103,8 @@ def create_app(
     @app.get("/metrics", tags=["health"], response_class=Response)
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        more = "" if more_metrics is None else await more_metrics()
+        return Response(generate_latest(registry) + more.encode(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

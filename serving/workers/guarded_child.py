@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -18,6 +20,8 @@ logger = logging.getLogger(__name__)
 _GUARD = Path(__file__).with_name("child_guard.py")
 _GRACE_S = 5.0
 _MAX_LINE = 2000
+_KEPT_LINES = 200
+_NAMED_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .*")
 
 
 class GuardedChild:
@@ -25,6 +29,7 @@ class GuardedChild:
 
     def __init__(self, process: Process, name: str) -> None:
         self._process = process
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._log = asyncio.create_task(self._pass_on_output(name))
 
     @classmethod
@@ -49,6 +54,11 @@ class GuardedChild:
         """Wait for the command's end, return its exit code."""
         return await self._process.wait()
 
+    def last_words(self) -> str:
+        """The first error that its last lines name, for later ones follow from it; else its last line."""
+        named = (found[0] for line in self._last_lines if (found := _NAMED_ERROR.search(line)))
+        return next(named, self._last_lines[-1] if self._last_lines else "")
+
     async def stop(self) -> None:
         """End the command and everything it started, within the grace time."""
         if self._process.stdin is not None:
@@ -70,4 +80,11 @@ class GuardedChild:
             *lines, line = (line + part).split(b"\n")
             line = line[:_MAX_LINE]
             for each in lines:
-                logger.info("%s: %s", name, each[:_MAX_LINE].decode(errors="replace"))
+                self._take(name, each[:_MAX_LINE].decode(errors="replace"))
+        if line:
+            self._take(name, line.decode(errors="replace"))
+
+    def _take(self, name: str, line: str) -> None:
+        logger.info("%s: %s", name, line)
+        if line.strip():
+            self._last_lines.append(line.strip())

@@ -84,6 +84,10 @@ class Engine(ABC):
         """What `/health` adds about this engine."""
         return {}
 
+    async def metrics(self) -> str:
+        """What `/metrics` adds, as Prometheus text; soon, and never an error."""
+        return ""
+
     def was_alive(self) -> None:
         """Note a sign of real work."""
         self.alive_at = time.monotonic()

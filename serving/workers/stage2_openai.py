@@ -72,6 +72,15 @@ class OpenAIServer:
             raise BadReply(f"{self.url}/v1/models lists no models")
         return entries
 
+    async def metrics(self) -> str:
+        """The text of `/metrics`.
+
+        Raises:
+            StageError: The server is away or has none.
+        """
+        async with self._request("GET", "/metrics", None) as response:
+            return (await _read(response)).decode(errors="replace")
+
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send one chat, return the completion.
 
@@ -107,6 +116,8 @@ class OpenAIServer:
         encoded = None if body is None else await asyncio.to_thread(lambda: json.dumps(body).encode())
         timeout = aiohttp.ClientTimeout(total=_CHECK_TIMEOUT_S) if body is None else self._session.timeout
         headers = {} if body is None else {"Content-Type": "application/json"}
+        if self._session.closed:  # while the body was encoded
+            raise StageUnreachable(f"{self.url} is no longer used", retry_after_s=_RETRY_AFTER_S)
         try:
             async with self._session.request(
                 method, self.url + path, data=encoded, headers=headers, timeout=timeout, allow_redirects=False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 from pipeline_ver2.config import Stage2Config
@@ -14,11 +14,12 @@ from serving.workers.stage2_openai import OpenAIServer
 
 
 class OpenAIEngine(Engine):
-    """What remote and vllm share: each chat goes to `server`, once."""
+    """What remote and vllm share: each chat goes to `server`, once; `in_flight` are there now."""
 
     def __init__(self, model: str, labels: tuple[str, ...] | None) -> None:
         super().__init__(model, labels)
         self.server: OpenAIServer | None = None
+        self.in_flight = 0
 
     def ready_server(self) -> OpenAIServer:
         """The server to send to now.
@@ -33,25 +34,30 @@ class OpenAIEngine(Engine):
     async def complete(self, chat: Chat, watch: Watch) -> dict[str, Any]:
         """Send once, return what came back."""
         server = self.ready_server()
-        try:
+        with self._sending():
             completion = await server.complete(chat.body)
-        except EngineFailed:
-            self.was_hurt("failure")
-            raise
         self.was_alive()
         return completion
 
     async def stream(self, chat: Chat, watch: Watch) -> AsyncGenerator[dict[str, Any], None]:
         """Send once, pass the chunks on."""
         server = self.ready_server()
-        try:
+        with self._sending():
             async with aclosing(server.stream(chat.body)) as chunks:
                 async for chunk in chunks:
                     self.was_alive()
                     yield chunk
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        self.in_flight += 1
+        try:
+            yield
         except EngineFailed:
             self.was_hurt("failure")
             raise
+        finally:
+            self.in_flight -= 1
 
     async def close(self) -> None:
         """Drop the connections."""

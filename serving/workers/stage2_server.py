@@ -82,6 +82,7 @@ def build_app(config: Config, engine: Engine | None = None) -> FastAPI:
         registry=registry,
         max_body_mb=config.stage2.max_body_mb,
         max_bodies=config.stage2.most_at_once + config.stage2.max_queue + _SPARE_BODIES,
+        more_metrics=service.engine.metrics,
     )
     _add_openai_routes(app, service, config)
     _add_people_routes(app, service, config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import shutil
 import socket
@@ -15,48 +14,77 @@ from typing import Any, ClassVar
 
 from pipeline_ver2.config import Stage2Config
 from pipeline_ver2.errors import ConfigError, StageUnreachable, ZroactError
-from serving.workers.chat import MAX_IMAGES
 from serving.workers.guarded_child import GuardedChild
-from serving.workers.stage2_engine import DEMO_LABELS, DEMO_MODEL, DEMO_MODEL_FOLDER, EngineName
+from serving.workers.stage2_engine import DEMO_LABELS, DEMO_MODEL, EngineName
 from serving.workers.stage2_openai import OpenAIServer
 from serving.workers.stage2_readiness import probe_chat
 from serving.workers.stage2_remote import OpenAIEngine
+from serving.workers.vllm_command import is_cpu_build, server_command
+from serving.workers.vllm_vitals import Reading, Vitals
 
 logger = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0
+_LONGEST_DELAY_S = 30.0
 _POLL_S = 0.25
 _FAILED_CHECKS = 3
+_VAIN_STARTS = 5
+_METRICS_TIMEOUT_S = 2.0
 
 
 class VllmEngine(OpenAIEngine):
     """Serves `stage2.model`, by default the embedded demo model.
 
     While the child is not up, requests raise `StageUnreachable`. A child that ends, does not come up within
-    `stage2.start_timeout_s`, or answers nothing three checks in a row is replaced, after a delay that doubles up to
-    half a minute and starts afresh once a child has worked.
+    `stage2.start_timeout_s`, answers nothing three checks in a row, or has work and gets on with none of it for
+    `stage2.timeout_s` is replaced, after a delay that doubles up to half a minute and starts afresh once a child has
+    worked. If the first starts are all in vain, so would be the next ones.
     """
 
     name: ClassVar[EngineName] = "vllm"
 
-    def __init__(self, settings: Stage2Config, *, check_every_s: float = 10, check_deadline_s: float = 30) -> None:
+    def __init__(
+        self,
+        settings: Stage2Config,
+        *,
+        check_every_s: float = 10,
+        check_deadline_s: float = 30,
+        look_every_s: float = 2,
+        first_delay_s: float = 1,
+    ) -> None:
         embedded = settings.model is None
         super().__init__(settings.model or DEMO_MODEL, DEMO_LABELS if embedded else None)
         self._settings = settings
         self._check_every_s = check_every_s
         self._check_deadline_s = check_deadline_s
+        self._look_every_s = min(look_every_s, check_every_s)
+        self._first_delay_s = first_delay_s
         self._python = settings.vllm_python or sys.executable
+        self._command: list[str] = []
         self._keeper: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._starts = 0
+        self._has_been_up = asyncio.Event()
         self._guard_pid: int | None = None
 
     async def start(self) -> None:
-        """Begin to keep a child running."""
+        """Keep a child running from now on; return once the first is up.
+
+        Raises:
+            ConfigError: There is no such interpreter, or the first children ended without ever being up.
+        """
         if shutil.which(self._python) is None:
             raise ConfigError(f"stage2.vllm_python: {self._python} is no program")
+        on_cpu = await asyncio.to_thread(is_cpu_build, self._python)
+        self._command = server_command(self._python, self.model, self._settings, on_cpu=on_cpu)
         self._keeper = asyncio.create_task(self._keep_running())
+        up = asyncio.create_task(self._has_been_up.wait())
+        try:
+            await asyncio.wait({self._keeper, up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+        if self._keeper.done():
+            self._keeper.result()
 
     async def close(self) -> None:
         """End the child and everything it started."""
@@ -73,72 +101,92 @@ class VllmEngine(OpenAIEngine):
 
     def state(self) -> Mapping[str, Any]:
         """What the child is doing."""
-        return {"child": self._phase, "child_starts": self._starts, "child_guard_pid": self._guard_pid}
+        url = None if self.server is None else self.server.url
+        return {
+            "child": self._phase,
+            "child_starts": self._starts,
+            "child_guard_pid": self._guard_pid,
+            "child_url": url,
+        }
 
-    def command(self, port: int) -> list[str]:
-        """The child's command line. Options the user gives come last, so they win."""
-        limit = self._settings.most_at_once
-        return [
-            *(self._python, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", self._settings.model or str(DEMO_MODEL_FOLDER)),
-            *("--served-model-name", self.model),
-            *("--host", _HOST, "--port", str(port)),
-            *("--max-num-seqs", str(limit + 1)),  # one more for readiness, which must not wait behind long work
-            *("--limit-mm-per-prompt", json.dumps({"image": MAX_IMAGES, "video": 0})),
-            # No free whitespace in guided answers: a model cannot fill them with blanks.
-            *("--structured-outputs-config", json.dumps({"backend": "guidance", "disable_any_whitespace": True})),
-            *self._settings.vllm_args,
-        ]
+    async def metrics(self) -> str:
+        """The child's own metrics; nothing while it has none to give."""
+        server = self.server
+        if server is not None:
+            with suppress(TimeoutError, ZroactError):
+                async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                    return await server.metrics()
+        return ""
 
     async def _keep_running(self) -> None:
-        delay_s = _FIRST_DELAY_S
+        delay_s = self._first_delay_s
         while True:
-            try:
-                has_worked = await self._run_child()
-            except OSError as error:
-                logger.warning("vLLM could not be started: %s", error)
-                has_worked = False
+            has_worked, last_words = await self._run_child()
+            if not self._has_been_up.is_set() and self._starts >= _VAIN_STARTS:
+                raise ConfigError(
+                    f"stage2.vllm_python: {self._python}: vLLM has been started {self._starts} times and never came "
+                    f"up; the last one {last_words}"
+                )
             self.was_hurt("restart")
-            delay_s = _FIRST_DELAY_S if has_worked else min(2 * delay_s, _LONGEST_DELAY_S)
+            delay_s = self._first_delay_s if has_worked else min(2 * delay_s, _LONGEST_DELAY_S)
             self._phase = f"starting again in {delay_s:g} s"
             await asyncio.sleep(delay_s)
 
-    async def _run_child(self) -> bool:
-        """Run one child to its end; whether it has ever been up."""
+    async def _run_child(self) -> tuple[bool, str]:
+        """Run one child to its end: `(whether it has ever been up, how it ended and what it said)`."""
         port = _free_port()
         self._phase, self._starts = "starting", self._starts + 1
-        child = await GuardedChild.start(self.command(port), "vllm")
+        try:
+            child = await GuardedChild.start([*self._command, "--host", _HOST, "--port", str(port)], "vllm")
+        except OSError as error:
+            logger.warning("vLLM could not be started: %s", error)
+            return False, f"could not be started: {error}"
         self._guard_pid = child.guard_pid
         server = OpenAIServer(f"http://{_HOST}:{port}", timeout_s=self._settings.timeout_s)
         tasks = asyncio.create_task(_ended(child)), asyncio.create_task(self._watch(server))
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    logger.error("vLLM: %s", task.result())
-            return self.server is not None
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            how = " and ".join(str(task.exception() or task.result()) for task in done)
+            logger.error("vLLM %s", how)
+            return self.server is not None, f"{how}: {child.last_words() or 'it wrote nothing'}"
         finally:
             self.server, self._guard_pid = None, None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await server.close()
             await child.stop()
+            await server.close()
 
     async def _watch(self, server: OpenAIServer) -> str:
-        """Wait until the child is up, then until it no longer answers; say what was wrong."""
+        """Wait until the child is up, then until it no longer does its work; say what was wrong."""
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 while not await _is_healthy(server):  # noqa: ASYNC110 - another process has no event to wait for
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            return f"not up within {self._settings.start_timeout_s:g} s (stage2.start_timeout_s)"
+            return f"was not up within {self._settings.start_timeout_s:g} s (stage2.start_timeout_s)"
         self.server, self._phase = server, "up"
-        failed = 0
+        self._has_been_up.set()
+        failed, checked_at = 0, time.monotonic()
+        vitals = Vitals(checked_at)
         while failed < _FAILED_CHECKS:
-            await asyncio.sleep(self._check_every_s)
-            failed = 0 if await self._answers() else failed + 1
-        return f"no answer to {failed} checks in a row"
+            await asyncio.sleep(self._look_every_s)
+            await self._look(server, vitals)
+            if vitals.stalled_s(time.monotonic()) > self._settings.timeout_s:
+                return f"has had work for {self._settings.timeout_s:g} s (stage2.timeout_s) and got on with none of it"
+            if time.monotonic() - checked_at >= self._check_every_s:
+                failed = 0 if await self._answers() else failed + 1
+                checked_at = time.monotonic()
+        return f"gave no answer to {failed} checks in a row"
+
+    async def _look(self, server: OpenAIServer, vitals: Vitals) -> None:
+        """Read its metrics, tell what they mean."""
+        text = await self.metrics()
+        vitals.note(Reading.of(text) if text else None, has_work=self.in_flight > 0, now=time.monotonic())
+        if vitals.has_moved:
+            self.was_alive()
+        if vitals.is_pressed:
+            self.was_hurt("memory_pressure")
 
     async def _answers(self) -> bool:
         if self.alive_at is not None and time.monotonic() - self.alive_at < self._check_every_s:

@@ -12,17 +12,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline_ver2.config import Stage2Config
-from pipeline_ver2.errors import ConfigError, EngineFailed, StageTimeout, StageUnreachable
+from pipeline_ver2.errors import ConfigError, EngineFailed, StageError, StageTimeout, StageUnreachable
 from serving.workers.chat import Chat, parse_chat
 from serving.workers.stage2_engine import Watch
 from serving.workers.stage2_readiness import Readiness
+from serving.workers.stage2_server import build_app
 from serving.workers.stage2_vllm import VllmEngine
 from tests.chats import chat_body, picture
 from tests.fake_vllm import write_executable
-from tests.servers import spawned
+from tests.servers import served, spawned
 from tests.stage2 import stage2_config
 
 PATIENCE_S = 20
@@ -48,6 +51,18 @@ async def running(engine: VllmEngine) -> AsyncIterator[VllmEngine]:
         await ready(engine)
         yield engine
     finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def starting(engine: VllmEngine) -> AsyncIterator[None]:
+    """While the engine tries to come up."""
+    start = asyncio.create_task(engine.start())
+    try:
+        yield
+    finally:
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
         await engine.close()
 
 
@@ -79,7 +94,7 @@ def is_gone(pid: int) -> bool:
 
 
 async def test_the_child_answers_through_the_daemon(tmp_path: Path) -> None:
-    """Whole and streamed; its command line has the model, our limits and the user's options last."""
+    """Whole and streamed; its command line has the model, our limits, then the user's options, then the address."""
     async with running(VllmEngine(settings_for(tmp_path, limit=3))) as engine:
         completion = await engine.complete(chat(), Watch())
         chunks = [chunk async for chunk in engine.stream(chat(stream=True), Watch())]
@@ -91,7 +106,7 @@ async def test_the_child_answers_through_the_daemon(tmp_path: Path) -> None:
     assert arguments[arguments.index("--max-num-seqs") + 1] == "4"
     guided = json.loads(arguments[arguments.index("--structured-outputs-config") + 1])
     assert guided["disable_any_whitespace"] is True
-    assert arguments[-2:] == ["--notes", str(tmp_path)]
+    assert arguments[-6:-2] == ["--notes", str(tmp_path), "--host", "127.0.0.1"]
 
 
 @pytest.mark.fault("B6", "B7")
@@ -142,25 +157,123 @@ async def test_a_dead_engine_behind_a_healthy_web_server_is_replaced(tmp_path: P
 async def test_a_child_that_cannot_start_is_tried_again_ever_more_slowly(tmp_path: Path) -> None:
     """The daemon stays alive and says what it is waiting for."""
     engine = VllmEngine(settings_for(tmp_path, "--fail-at-start"))
-    await engine.start()
-    await until(lambda: engine.state()["child_starts"] == 2)
-    with pytest.raises(StageUnreachable, match="vLLM is not up"):
-        await engine.complete(chat(), Watch())
-    await until(lambda: engine.state()["child"] == "starting again in 4 s")
-    await engine.close()
+    async with starting(engine):
+        await until(lambda: engine.state()["child_starts"] == 2)
+        with pytest.raises(StageUnreachable, match="vLLM is not up"):
+            await engine.complete(chat(), Watch())
+        await until(lambda: engine.state()["child"] == "starting again in 4 s")
 
 
 @pytest.mark.fault("B7")
-async def test_a_child_that_never_comes_up_is_given_up(tmp_path: Path) -> None:
+async def test_a_child_that_never_came_up_is_given_up(tmp_path: Path) -> None:
+    """After five starts, with its own words for it: the first error it names, not what follows from it."""
+    engine = VllmEngine(settings_for(tmp_path, "--fail-at-start"), first_delay_s=0.01)
+    with pytest.raises(ConfigError) as caught:
+        await engine.start()
+    await engine.close()
+    message = str(caught.value)
+    assert message.startswith("stage2.vllm_python: ")
+    assert "started 5 times" in message
+    assert message.endswith("ended with exit code 1: ValueError: no such model")
+
+
+async def test_a_child_that_was_up_once_is_never_given_up(tmp_path: Path) -> None:
+    """However often it dies while starting after that: what it lacks may come back."""
+    program = tmp_path / "fake-python"
+    async with running(VllmEngine(settings_for(tmp_path), first_delay_s=0.01)) as engine:
+        program.write_text("#!/bin/sh\nexit 1\n")
+        os.kill(notes(tmp_path)[0]["pid"], signal.SIGKILL)
+        await until(lambda: engine.state()["child_starts"] > 6)
+        write_executable(program)
+        await ready(engine)
+
+
+@pytest.mark.fault("B7")
+async def test_a_child_that_hangs_while_it_starts_is_ended(tmp_path: Path) -> None:
     """After `start_timeout_s`; `sleep` stands for a server that hangs while loading."""
     program = tmp_path / "sleeper"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 1\nexec sleep 600\n')
     program.chmod(0o755)
     settings = settings_for(tmp_path).model_copy(update={"vllm_python": str(program), "start_timeout_s": 0.3})
     engine = VllmEngine(settings)
-    await engine.start()
-    await until(lambda: str(engine.state()["child"]).startswith("starting again"))
-    await engine.close()
+    async with starting(engine):
+        await until(lambda: str(engine.state()["child"]).startswith("starting again"))
+
+
+@pytest.mark.fault("B7")
+async def test_a_child_that_gets_on_with_nothing_is_replaced(tmp_path: Path) -> None:
+    """It has work, its web server is well and its metrics stand still; the checks alone would take far longer."""
+    engine = VllmEngine(settings_for(tmp_path, timeout_s=1), check_every_s=600, look_every_s=0.1)
+    async with running(engine):
+        while len(notes(tmp_path)) == 1:  # each is given up after a second, the next comes at once
+            asked = [engine.complete(chat("hang"), Watch()) for _ in range(2)]
+            for lost in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(lost, StageError), repr(lost)
+        await ready(engine)
+
+
+async def test_work_that_goes_on_slowly_is_left_alone(tmp_path: Path) -> None:
+    """One chat hangs, but the engine's steps are counted: alive, not replaced, whatever a check would say."""
+    engine = VllmEngine(settings_for(tmp_path, timeout_s=3), check_every_s=0.1, check_deadline_s=0.2)
+    async with running(engine):
+        hanging = asyncio.create_task(engine.complete(chat("hang"), Watch()))
+        while not hanging.done():
+            await engine.complete(chat(), Watch())
+        assert isinstance(hanging.exception(), StageTimeout)
+        assert engine.state()["child_starts"] == 1
+
+
+@pytest.mark.fault("B9")
+@pytest.mark.parametrize("wish", ["preempt", "full"])
+async def test_memory_pressure_is_told(tmp_path: Path, wish: str) -> None:
+    """When vLLM has to take requests out of its cache, or that is nearly full; not otherwise, and nothing restarts."""
+    async with running(VllmEngine(settings_for(tmp_path), look_every_s=0.05)) as engine:
+        events: list[str] = []
+        engine.on_event = events.append
+        await engine.complete(chat(), Watch())
+        engine.alive_at = None
+        await until(lambda: engine.alive_at is not None)  # it has looked
+        assert events == []
+        await engine.complete(chat(wish), Watch())
+        await until(lambda: "memory_pressure" in events)
+        assert set(events) == {"memory_pressure"}
+        assert engine.state()["child_starts"] == 1
+
+
+async def test_vllms_metrics_are_passed_on(tmp_path: Path) -> None:
+    """In the daemon's own, for as long as it has any; the daemon's come whatever vLLM does."""
+    engine = VllmEngine(settings_for(tmp_path))
+    async with aiohttp.ClientSession() as http:
+        with served(build_app(stage2_config(tmp_path, model="m"), engine)) as url:
+
+            async def families() -> set[str]:
+                async with http.get(f"{url}/metrics") as response:
+                    assert response.status == 200
+                    return {family.name for family in text_string_to_metric_families(await response.text())}
+
+            ours, theirs = "zroact_stage2_running", "vllm:kv_cache_usage_perc"
+            assert {ours, theirs} <= await families()
+            async with http.post(f"{url}/v1/chat/completions", json=chat_body(model="m", text="mute")) as response:
+                assert response.status == 200
+            assert theirs not in await families()
+            os.kill(notes(tmp_path)[0]["pid"], signal.SIGKILL)
+            assert ours in await families()
+
+
+@pytest.mark.slow
+@pytest.mark.fault("B7")
+def test_a_daemon_whose_vllm_cannot_start_ends(tmp_path: Path) -> None:
+    """With the exit code for a configuration that cannot work, and one line that names the key and vLLM's words."""
+    program = tmp_path / "no-vllm"
+    program.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no vllm'; exit 1\n")
+    program.chmod(0o755)
+    arguments = ["--set=stage2.engine=vllm", f"--set=stage2.vllm_python={program}"]
+    with spawned(["-m", "serving.workers.stage2_server", "--port", "0", *arguments], tmp_path) as daemon:
+        assert daemon.process.wait(timeout=90) == 2
+        said = [line for line in daemon.log().splitlines() if "cannot work" in line]
+    assert len(said) == 1
+    assert f"stage2.vllm_python: {program}" in said[0]
+    assert said[0].endswith("ModuleNotFoundError: no vllm")
 
 
 async def test_an_answer_that_takes_too_long_is_a_time_out(tmp_path: Path) -> None:
