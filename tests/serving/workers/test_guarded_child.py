@@ -50,6 +50,22 @@ async def test_its_output_is_logged_line_by_line(caplog: pytest.LogCaptureFixtur
     await child.stop()
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo one; echo 'x ValueError: too small'; echo 'RuntimeError: see above'; echo end", "ValueError: too small"),
+        ("echo one; echo; printf two", "two"),
+        ("exit 1", ""),
+    ],
+)
+async def test_its_last_words(script: str, said: str) -> None:
+    """The first error it names, else its last line; nothing if it was silent."""
+    child = await GuardedChild.start(shell(script), "child")
+    await child.wait()
+    await child.stop()
+    assert child.last_words() == said
+
+
 async def test_the_childs_environment_has_no_configuration_of_ours(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
