@@ -28,6 +28,7 @@ from pipeline_ver2.prompts import neutralise
 MAX_IMAGES = 16
 MAX_MESSAGES = 64
 MAX_IMAGE_PX = 50_000_000
+MAX_REQUEST_PX = 100_000_000
 MAX_ASPECT = 200
 MAX_TOKENS = 32_768
 
@@ -143,8 +144,7 @@ def parse_chat(body: object, *, default_max_tokens: int) -> Chat:
     images = tuple(part["image"] for content in contents for part in content if part["type"] == "image")
     if len(images) > MAX_IMAGES:
         raise RequestError(f"messages: {len(images)} images, at most {MAX_IMAGES} are taken")
-    for at, image in enumerate(images, start=1):
-        check_image(image, f"image {at}")
+    check_images(images, [f"image {at}" for at in range(1, len(images) + 1)], "messages")
     return Chat(
         model=checked.model,
         messages=tuple(_for_template(m, c) for m, c in zip(checked.messages, contents, strict=True)),
@@ -173,8 +173,24 @@ def refuse_unsupported(chat: Chat, engine: str) -> None:
             raise RequestError(f"{name}: not supported by the {engine} engine")
 
 
-def check_image(data: bytes, name: str) -> None:
+def check_images(images: Sequence[bytes], names: Sequence[str], field: str) -> None:
+    """Look at the heads of all images of a request, without decoding their pixels.
+
+    Raises:
+        RequestError: One cannot be used, or they have too many pixels together; the message names it, or the field.
+    """
+    pixels = 0
+    for image, name in zip(images, names, strict=True):
+        pixels += check_image(image, name)
+        if pixels > MAX_REQUEST_PX:
+            raise RequestError(f"{field}: {pixels} pixels up to {name}, at most {MAX_REQUEST_PX} are taken together")
+
+
+def check_image(data: bytes, name: str) -> int:
     """Look at an encoded image's head, without decoding its pixels.
+
+    Returns:
+        How many pixels it has.
 
     Raises:
         RequestError: It is no JPEG, PNG or WebP, has too many pixels, or is too long and thin for any model.
@@ -185,6 +201,7 @@ def check_image(data: bytes, name: str) -> None:
         raise RequestError(f"{name}: {width}x{height} is more than {MAX_IMAGE_PX} pixels")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise RequestError(f"{name}: {width}x{height} is longer than {MAX_ASPECT}:1")
+    return width * height
 
 
 def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:

@@ -11,8 +11,8 @@ from pipeline_ver2.config import Config, PipelineConfig
 from pipeline_ver2.errors import AnswerError, ConfigError, MediaPathError, RequestError
 from pipeline_ver2.prompts import NOBODY, Asked, Question, SlotImage, ask, check_settings, encode_image
 from pipeline_ver2.wire import EvaluateImage, EvaluateReply, EvaluateRequest
-from serving.workers.chat import check_image, decode_base64, decode_image, parse_chat
-from serving.workers.daemon import RequestContext
+from serving.workers.chat import check_images, decode_base64, decode_image, parse_chat
+from serving.workers.daemon import MEGABYTE, RequestContext
 from serving.workers.stage2_service import Stage2Service
 
 
@@ -88,33 +88,44 @@ def _question(request: EvaluateRequest, labels: tuple[str, ...], config: Config)
     times = [image.time_s for image in request.images]
     if times != sorted(times):
         raise RequestError("images: their times must not descend")
+    names = [f"images.{at}" for at in range(len(request.images))]
+    pictures = _read(request.images, names, config)
+    check_images(pictures, names, "images")
     images: list[SlotImage] = []
-    for at, image in enumerate(request.images):
-        jpeg = _encoded(_bytes_of(image, f"images.{at}", config), f"images.{at}", config.pipeline)
+    for image, picture, name in zip(request.images, pictures, names, strict=True):
+        jpeg = _encoded(picture, name, config.pipeline)
         repeated = bool(images) and images[-1].time_s == image.time_s and images[-1].jpeg == jpeg
         images.append(SlotImage(jpeg, image.time_s, repeated))
     return Question(tuple(images), request.detections or ((),) * len(images), labels)
 
 
 def _encoded(data: bytes, name: str, settings: PipelineConfig) -> bytes:
-    check_image(data, name)
     return encode_image(decode_image(data, name), max_px=settings.image_max_px, quality=settings.jpeg_quality)
 
 
-def _bytes_of(image: EvaluateImage, name: str, config: Config) -> bytes:
+def _read(images: Sequence[EvaluateImage], names: Sequence[str], config: Config) -> list[bytes]:
+    """The encoded images; those in files may be as large as a body together."""
+    pictures: list[bytes] = []
+    left = int(config.stage2.max_body_mb * MEGABYTE)
+    for image, name in zip(images, names, strict=True):
+        pictures.append(_bytes_of(image, name, config, max(0, left)))
+        left -= len(pictures[-1])
+    return pictures
+
+
+def _bytes_of(image: EvaluateImage, name: str, config: Config, limit: int) -> bytes:
     if (image.data is None) == (image.path is None):
         raise RequestError(f"{name}: needs either data or path")
     if image.path is None:
         return decode_base64(image.data or "", f"{name}.data")
     path = _allowed(Path(image.path), config.paths.readable_roots, f"{name}.path")
-    limit = int(config.stage2.max_body_mb * 1e6)
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise MediaPathError(f"{name}.path: {image.path}: {error.strerror}") from error
     if len(data) > limit:
-        raise RequestError(f"{name}.path: {image.path} is over {config.stage2.max_body_mb:g} MB")
+        raise RequestError(f"{name}.path: with {image.path}, the images are over {config.stage2.max_body_mb:g} MB")
     return data
 
 

@@ -133,6 +133,16 @@ def test_an_image_is_refused_by_its_head_before_its_pixels_are_decoded() -> None
         check_image(encoded.getvalue(), "it")
 
 
+@pytest.mark.fault("B4")
+def test_the_pixels_of_a_request_are_bounded_together() -> None:
+    """Images that are small enough each are too many together; again nothing is decoded."""
+    encoded = io.BytesIO()
+    Image.new("1", (7000, 7000)).save(encoded, "PNG")
+    assert len(parsed(chat_body(*[encoded.getvalue()] * 2)).images) == 2
+    with pytest.raises(RequestError, match=r"^messages: 147000000 pixels up to image 3, at most 100000000 "):
+        parsed(chat_body(*[encoded.getvalue()] * 3))
+
+
 def test_a_picture_cut_off_is_refused_when_decoded() -> None:
     """Its head is fine, its pixels are not."""
     noise = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)

@@ -171,6 +171,25 @@ def test_requests_that_do_not_fit_are_refused(shared_url: str, fields: dict[str,
 
 
 @pytest.mark.fault("B4")
+@pytest.mark.fault("B4")
+def test_images_are_bounded_together_before_any_is_decoded(shared_url: str, tmp_path: Path) -> None:
+    """By their pixels, told by their heads, and by their bytes where they are files."""
+    vast = base64.b64encode(picture(size=(7000, 5000), kind="PNG")).decode()
+    status, reply, _ = post(shared_url, slot(images=[{"data": vast, "time_s": at} for at in range(3)]))
+    assert status == 422
+    assert reply["error"]["message"].startswith("images: 105000000 pixels up to images.2, at most ")
+
+    (tmp_path / "media").mkdir()
+    file = tmp_path / "media" / "picture.jpg"
+    file.write_bytes(picture() + bytes(600_000))
+    images = [{"path": str(file), "time_s": at} for at in range(2)]
+    with served(build_app(stage2_config(tmp_path, max_body_mb=1))) as url:
+        assert post(url, slot(images=images[:1]))[0] == 200
+        status, reply, _ = post(url, slot(images=images))
+    assert status == 422
+    assert reply["error"]["message"].startswith("images.1.path: ")
+
+
 def test_small_and_long_images_are_padded(tmp_path: Path) -> None:
     """As the orchestrator would before sending."""
     engine = ScriptedEngine(GOOD)
