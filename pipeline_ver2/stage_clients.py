@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline_ver2 import wire
 from pipeline_ver2.config import PipelineConfig, Stage1Config, Stage2Config
-from pipeline_ver2.errors import BadReply, ConfigError, EngineFailed, StageError, StageTimeout
+from pipeline_ver2.detector_metadata import input_of, labels_of, parameters_of
+from pipeline_ver2.errors import BadReply, EngineFailed, RequestError, StageError, StageTimeout, StageUnreachable
 from pipeline_ver2.findings import ClipFindings, read_findings
 from pipeline_ver2.prompts import MAX_SENDS, Asked, Question, ask
-from pipeline_ver2.stage_http import StageClient, StageTimes
-
-MODEL = "yowov3"
+from pipeline_ver2.stage_http import Reply, StageClient, StageTimes
+from pipeline_ver2.stage_probe import MODEL, MODEL_READY_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +75,25 @@ class Stage1Client(StageClient):
             max_reply_mb=config.max_body_mb,
         )
         self._parameters = {"threshold": config.threshold, "nms_iou": config.nms_iou}
-        self._labels_path = config.labels_path
+        self._config = config
 
     async def describe(self) -> DetectorInfo:
         """Ask for the model's metadata.
 
         Raises:
             StageError: The stage is away or answers nonsense.
-            ConfigError: It does not name its labels and `stage1.labels_path` is not set.
+            ConfigError: It leaves open what the configuration does not tell either, or they contradict each other.
         """
         reply = await self._waiting(lambda: self._request("GET", self._describe_path))
         content = reply.json()
-        parameters = content.get("parameters") or {}
-        try:
-            shape = next(tensor["shape"] for tensor in content["inputs"] if tensor["name"] == "clips")
-            _, length, height, width, _ = (int(side) for side in shape)
-        except (KeyError, TypeError, ValueError, StopIteration) as error:
-            raise BadReply("stage1: its metadata has no input `clips` of shape [B,T,H,W,3]") from error
+        parameters = parameters_of(content)
+        length, image_size = input_of(content, self._config)
         return DetectorInfo(
             name=str(content.get("name", MODEL)),
             engine=str(content.get("platform", "unknown")),
-            labels=self._labels(parameters.get("labels")),
+            labels=await asyncio.to_thread(labels_of, content, self._config),
             clip_length=length,
-            image_size=(height, width),
+            image_size=image_size,
             file=parameters.get("model_file"),
             note=parameters.get("note"),
         )
@@ -105,16 +102,28 @@ class Stage1Client(StageClient):
         parts, head_length = wire.pack_tensors({"clips": np.stack(clips)}, kind="inputs", parameters=self._parameters)
         return b"".join(parts), head_length
 
-    def _labels(self, told: object) -> tuple[str, ...]:
-        if isinstance(told, list):
-            return tuple(str(label) for label in told)
-        if self._labels_path is None:
-            raise ConfigError("stage1.labels_path: must be set, since the server at stage1.url names no labels")
+    async def _request(
+        self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """As every client's, but a refusal by a server whose model is not loaded is waiting.
+
+        Triton answers 400 then, as it does to a request that is wrong.
+        """
         try:
-            text = self._labels_path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"stage1.labels_path: {self._labels_path}: {error.strerror}") from error
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
+            return await super()._request(method, path, body=body, headers=headers)
+        except RequestError as error:
+            if await self._model_is_away():
+                raise StageUnreachable(f"{error} (its model is not ready)") from error
+            raise
+
+    async def _model_is_away(self) -> bool:
+        if self._session is None:
+            return False
+        try:
+            async with self._session.get(f"{self._base_url}{MODEL_READY_PATH}") as reply:
+                return reply.status in {400, 503}  # a server without this path may answer 404
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            return False
 
     async def detect(self, clips: Sequence[NDArray[np.uint8]], *, key: str) -> BatchFindings:
         """Find the persons and actions at the last frame of each clip.

@@ -15,17 +15,22 @@ from pipeline_ver2.errors import ConfigError
 
 StageName = Literal["stage1", "stage2"]
 
+MODEL = "yowov3"
+MODEL_READY_PATH = f"/v2/models/{MODEL}/ready"
+
 _ASK_TIMEOUT_S = 15.0
 _ALIVE_TIMEOUT_S = 3.0
 _CONNECT_TIMEOUT_S = 3.0
 
 _TITLES: dict[StageName, str] = {"stage1": "Stage 1", "stage2": "Stage 2"}
+_OIP_READY_PATH = "/v2/health/ready"
+_NOT_HERE = {404, 405}
 _READY_PATHS: dict[StageName, tuple[str, ...]] = {
-    "stage1": ("/readyz", "/v2/health/ready"),
+    "stage1": ("/readyz", _OIP_READY_PATH),
     "stage2": ("/readyz", "/health", "/v1/models"),
 }
 # Many kinds of server have a /readyz; only the right stage has this beside it.
-_IDENTITY_PATHS: dict[StageName, str] = {"stage1": "/v2/models/yowov3", "stage2": "/v1/models"}
+_IDENTITY_PATHS: dict[StageName, str] = {"stage1": f"/v2/models/{MODEL}", "stage2": "/v1/models"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +91,14 @@ async def find_stage(session: aiohttp.ClientSession, address: Address) -> Findin
     try:
         for path in _READY_PATHS[address.stage]:
             status = await _status(session, address.url + path, _ASK_TIMEOUT_S)
-            if status in {404, 405}:
+            if status in _NOT_HERE or (path == "/readyz" and status == 400):  # so says Triton of any path it lacks
                 continue
             if status != 200:
                 return Finding("starting", f"GET {path} answers {status}")
             identity = _IDENTITY_PATHS[address.stage]
             if path == "/readyz" and await _status(session, address.url + identity, _ASK_TIMEOUT_S) != 200:
                 return Finding("foreign", f"it is ready, but has no {identity}")
-            return Finding("ready")
+            return await _model_state(session, address) if path == _OIP_READY_PATH else Finding("ready")
     except aiohttp.ClientConnectorError as error:
         return Finding("absent", os.strerror(error.errno) if error.errno else str(error.os_error))
     except aiohttp.ConnectionTimeoutError:
@@ -103,6 +108,16 @@ async def find_stage(session: aiohttp.ClientSession, address: Address) -> Findin
     except aiohttp.ClientError as error:
         return Finding("foreign", f"it does not speak HTTP ({type(error).__name__})")
     return Finding("foreign", f"it is a web server without {' or '.join(_READY_PATHS[address.stage])}")
+
+
+async def _model_state(session: aiohttp.ClientSession, address: Address) -> Finding:
+    """A server of the Open Inference Protocol may be ready before its model is; not every one tells."""
+    status = await _status(session, address.url + MODEL_READY_PATH, _ASK_TIMEOUT_S)
+    if status == 200 or status in _NOT_HERE:
+        return Finding("ready")
+    return Finding(
+        "starting", f"the server is ready, its model {MODEL} is not: GET {MODEL_READY_PATH} answers {status}"
+    )
 
 
 async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int:

@@ -82,6 +82,10 @@ async def found_at(stage: StageName, url: str) -> Finding:
         ("stage1", {"/readyz": 503, "/v2/models/yowov3": 503}, "starting"),
         ("stage2", {"/health": 503}, "starting"),
         ("stage1", {"/v2/health/ready": 400}, "starting"),
+        # Triton: 400 for paths it does not know, and until its model is loaded
+        ("stage1", {"/readyz": 400, "/v2/health/ready": 400}, "starting"),
+        ("stage1", {"/readyz": 400, "/v2/health/ready": 200, "/v2/models/yowov3/ready": 400}, "starting"),
+        ("stage1", {"/readyz": 400, "/v2/health/ready": 200, "/v2/models/yowov3/ready": 200}, "ready"),
         ("stage1", {"/readyz": 200, "/v1/models": 200}, "foreign"),
         ("stage2", {"/readyz": 200, "/v2/models/yowov3": 200}, "foreign"),
         ("stage1", {"/": 200}, "foreign"),
