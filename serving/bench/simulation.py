@@ -19,7 +19,10 @@ Latency = Callable[[int], float | None]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request and what became of it; seconds from the start of the simulation."""
+    """One request and what became of it; seconds from the start of the simulation.
+
+    `ended_at` is when it was answered, had failed, was refused or given up.
+    """
 
     client: str
     asked_at: float
@@ -37,7 +40,7 @@ class Request:
 
     @property
     def latency_s(self) -> float:
-        """How long it was at work; NaN if it never was to the end."""
+        """How long it was at work; NaN if it never was or still is."""
         return math.nan if self.ended_at is None or self.began_at is None else self.ended_at - self.began_at
 
 
@@ -79,7 +82,7 @@ class Simulation:
         """The caller gives it up, if it is not over."""
         if request.ticket is not None and request.outcome is None:
             self.running -= request.began_at is not None
-            request.outcome = "cancelled"
+            request.outcome, request.ended_at = "cancelled", self.now
             self.core.leave(request.ticket, self.now)
 
     def run(self, until: float) -> None:
@@ -95,7 +98,7 @@ class Simulation:
     def _decided(self, request: Request, error: StageError | None, ended: Callable[[Request], None]) -> None:
         if error is not None:
             request.outcome = "rejected" if isinstance(error, QueueFull) else "shed"
-            request.retry_after_s = error.retry_after_s
+            request.retry_after_s, request.ended_at = error.retry_after_s, self.now
             self.at(self.now, lambda: ended(request))
             return
         request.began_at = self.now
