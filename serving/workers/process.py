@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 from pipeline_ver2.config import Config, load_config, parse_value
 from pipeline_ver2.errors import ConfigError, ZroactError
+from serving.workers.bulk_http import BulkProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,10 @@ class _DaemonServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 lifespan="on",
+                # Whatever else is installed: uvloop takes three times as long for bodies of megabytes.
+                loop="asyncio",
+                http=BulkProtocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

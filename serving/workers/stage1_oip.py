@@ -85,7 +85,9 @@ def model_metadata(info: ModelInfo, config: Stage1Config) -> dict[str, Any]:
     }
 
 
-def read_infer(body: bytes, headers: Mapping[str, str], info: ModelInfo, config: Stage1Config) -> InferRequest:
+def read_infer(
+    body: bytes | memoryview, headers: Mapping[str, str], info: ModelInfo, config: Stage1Config
+) -> InferRequest:
     """Read and check the body of an infer request.
 
     Raises:

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.wire import SERVER_TIMING_HEADER, DetectReply, DetectRequest, server_timing
-from serving.workers.daemon import ErrorReply, cancel_when_gone, create_app, request_context
+from serving.workers.bulk_http import whole_body
+from serving.workers.daemon import BODY_TIMEOUT_S, ErrorReply, cancel_when_gone, create_app, request_context
 from serving.workers.process import daemon_main
 from serving.workers.stage1_oip import (
     MODEL_NAME,
@@ -130,7 +131,7 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
         """Find persons and actions at the last frame of each clip."""
         with service.counting_rejections():
             context, info = request_context(request), service.detector.info
-            body = await request.body()
+            body = await whole_body(request, timeout_s=BODY_TIMEOUT_S)
             asked = await asyncio.to_thread(read_infer, body, request.headers, info, service.config)
             timed = await cancel_when_gone(request, service.infer(asked, context, body))
         content, headers, media_type = write_infer(asked, timed.value)

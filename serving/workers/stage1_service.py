@@ -84,7 +84,9 @@ class Stage1Service:
             self._rejected.labels(error.code).inc()
             raise
 
-    async def infer(self, request: InferRequest, context: RequestContext, body: bytes) -> Timed[list[ClipOutput]]:
+    async def infer(
+        self, request: InferRequest, context: RequestContext, body: bytes | memoryview
+    ) -> Timed[list[ClipOutput]]:
         """Run a batch, or join or replay one of the same key and the same body.
 
         The body counts because a key names a batch of a job, and a job that is resumed cuts its batches anew. Its
