@@ -2,14 +2,15 @@
 
 It looks at colours only: the three scores of a box are the mean red, green and blue of the clip's **last** frame.
 There are three candidates: one in the middle, nearly the same one a pixel further with 0.9 of its scores, and one at
-the lower left, half outside the frame, with 0.6 of them. Special colours make it misbehave: a black last frame makes
-everything NaN, a white one only the third candidate, and a magenta first frame breaks the run itself.
+the lower left, half outside the frame, with 0.6 of them. With more than three classes, red is the score of the first,
+green of the second and blue of the last class, the others score nothing. Special colours make it misbehave: a black
+last frame makes everything NaN, a white one only the third candidate, and a magenta first frame breaks the run itself.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,12 @@ def write_detector(
     batch: int | str = "batch",
     half: bool = False,
     score_scale: float = 1.0,
+    classes: int = 3,
+    names: tuple[str, str] = ("frames", "found"),
+    weights_beside: bool = False,
     free_sides: bool = False,
     classes_hidden: bool = False,
+    only_one: bool = False,
 ) -> Path:
     """Write the file and return its path.
 
@@ -57,18 +62,23 @@ def write_detector(
         labels: For the metadata; None leaves them out.
         batch: Size of the batch, or a name for a dynamic one.
         half: float16 instead of float32.
+        classes: How many, 3 at least.
+        names: Of the input and the output.
+        weights_beside: Store the constants in a second file.
         score_scale: Factor on the scores; 20 makes them look as if the sigmoid had been forgotten.
         free_sides: T, H and W are dynamic and named in the metadata instead.
         classes_hidden: The output's middle side is left open.
+        only_one: The file breaks on more than one clip, whatever it says of its batch.
     """
     kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     sides: list[int | str] = ["t", "h", "w"] if free_sides else [CLIP_LENGTH, HEIGHT, WIDTH]
+    rows: int | str = "rows" if classes_hidden else 4 + classes
     graph = helper.make_graph(
-        _nodes() + _hiding(classes=classes_hidden),
+        _renamed(_nodes(only_one=only_one) + _hiding(classes=classes_hidden), {"frames": names[0], "found": names[1]}),
         "tiny",
-        [helper.make_tensor_value_info("frames", kind, [batch, 3, *sides])],
-        [helper.make_tensor_value_info("found", kind, [batch, "rows" if classes_hidden else 7, 3])],
-        initializer=_constants(np.dtype(np.float16 if half else np.float32), score_scale),
+        [helper.make_tensor_value_info(names[0], kind, [batch, 3, *sides])],
+        [helper.make_tensor_value_info(names[1], kind, [batch, rows, 3])],
+        initializer=_constants(np.dtype(np.float16 if half else np.float32), score_scale, classes),
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     metadata = {} if labels is None else {"labels": json.dumps(list(labels))}
@@ -76,18 +86,28 @@ def write_detector(
         metadata |= {"clip_length": str(CLIP_LENGTH), "image_size": json.dumps([HEIGHT, WIDTH])}
     helper.set_model_props(model, metadata)
     onnx.checker.check_model(model)
-    onnx.save(model, path)
+    onnx.save(model, path, save_as_external_data=weights_beside, location=f"{path.name}.data", size_threshold=70)
     return path
 
 
-def _constants(kind: np.dtype[Any], score_scale: float) -> list[onnx.TensorProto]:
+def _renamed(nodes: list[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return nodes
+
+
+def _constants(kind: np.dtype[Any], score_scale: float, classes: int) -> list[onnx.TensorProto]:
+    places = np.zeros((3, classes))
+    places[[0, 1, 2], [0, 1, -1]] = 1
     values = {
         "mean": _MEAN[None].astype(kind),
         "std": _STD[None].astype(kind),
         "candidates": _CANDIDATES[None].astype(kind),
         "shares": (np.asarray([1, 0.9, CORNER_SHARE]) * score_scale)[None, None].astype(kind),
         "third": np.asarray([[[False, False, True]]]),
-        "seven_ones": np.ones(7, kind),
+        "places": places.astype(kind),
+        "row_ones": np.ones(4 + classes, kind),
         "zero": np.zeros(1, kind),
         "magenta": np.asarray([[0.5], [-0.5], [0.5]], kind),
         "slack": np.asarray(0.05, kind),
@@ -95,13 +115,14 @@ def _constants(kind: np.dtype[Any], score_scale: float) -> list[onnx.TensorProto
         "bright": np.asarray(2.9, kind),
         "last_index": np.asarray(-1, np.int64),
         "first_index": np.asarray(0, np.int64),
+        "one_clip": np.asarray([1, 4 + classes, 3], np.int64),
         "axis_2": np.asarray([2], np.int64),
         "axis_1": np.asarray([1], np.int64),
     }
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
 
-def _nodes() -> list[onnx.NodeProto]:
+def _nodes(*, only_one: bool) -> list[onnx.NodeProto]:
     def colour(frame: str) -> list[onnx.NodeProto]:
         """Mean colour `(B, 3)` in 0..1 of the first or last frame."""
         return [
@@ -133,11 +154,13 @@ def _nodes() -> list[onnx.NodeProto]:
         _node("Add", "nothing nan_if_black", "offset"),
         _node("Unsqueeze", "offset axis_2", "offset_3d"),
         _node("Add", "candidates offset_3d", "boxes"),
-        _node("Unsqueeze", "last_colour axis_2", "colours"),
+        _node("MatMul", "last_colour places", "last_scores"),
+        _node("Unsqueeze", "last_scores axis_2", "colours"),
         _node("Mul", "colours shares", "shared"),
         _node("Add", "shared nan_third", "spoilt"),
         _node("Add", "spoilt offset_3d", "scores"),
-        _node("Concat", "boxes scores", "all_rows", axis=1),
+        _node("Concat", "boxes scores", "all_rows" if not only_one else "rows_of_any", axis=1),
+        *([_node("Reshape", "rows_of_any one_clip", "all_rows")] if only_one else []),
     ]
 
 
@@ -147,7 +170,7 @@ def _hiding(*, classes: bool) -> list[onnx.NodeProto]:
         return [_node("Identity", "all_rows", "found")]
     return [
         _node("ReduceMax", "nothing", "naught", keepdims=0),
-        _node("Add", "seven_ones naught", "ones"),
+        _node("Add", "row_ones naught", "ones"),
         _node("NonZero", "ones", "rows_2d"),
         _node("Squeeze", "rows_2d", "rows"),
         _node("Gather", "all_rows rows", "found", axis=1),

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline_ver2 import wire
 from pipeline_ver2.config import Config
-from serving.workers.stage1_model import EMULATED_NOTE
+from serving.workers.stage1_emulated import EMULATED_NOTE
 from serving.workers.stage1_server import build_app
 from tests.oip_client import findings_of, send_clips
 from tests.servers import served
