@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import uvicorn
 from fastapi import FastAPI
+
+from serving.workers.bulk_http import BulkProtocol
 
 PATIENCE_S = 30.0
 
@@ -41,7 +43,8 @@ def served(app: FastAPI, *, until_ready: bool = True) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # from here on clients wait for the server instead of being refused
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=5))
+        as_daemons: dict[str, Any] = {"lifespan": "on", "loop": "asyncio", "http": BulkProtocol, "ws": "none"}
+        server = uvicorn.Server(uvicorn.Config(app, **as_daemons, log_config=None, timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         url = "http://127.0.0.1:{1}".format(*listener.getsockname())
