@@ -112,7 +112,7 @@ class Stage1Client(StageClient):
         try:
             return await super()._request(method, path, body=body, headers=headers)
         except RequestError as error:
-            if await self._model_is_away():
+            if path.startswith("/v2/") and await self._model_is_away():
                 raise StageUnreachable(f"{error} (its model is not ready)") from error
             raise
 
@@ -121,6 +121,7 @@ class Stage1Client(StageClient):
             return False
         try:
             async with self._session.get(f"{self._base_url}{MODEL_READY_PATH}") as reply:
+                await reply.read()
                 return reply.status in {400, 503}  # a server without this path may answer 404
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False
