@@ -101,7 +101,7 @@ async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) ->
             results = await run_pipeline(job, config, observer, recorder=recorder)
     stop = threading.Event()
     try:
-        await asyncio.to_thread(_draw, job, results, recorder, annotated=annotated, stop=stop)
+        await asyncio.to_thread(draw, job, results, recorder, annotated=annotated, stop=stop)
     finally:
         stop.set()
     return results
@@ -114,7 +114,13 @@ def _check(job: Job, config: Config) -> None:
     Journal(job.out, resume=job.resume).close()
 
 
-def _draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: bool, stop: threading.Event) -> None:
+def draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: bool, stop: threading.Event) -> None:
+    """Write what is made of a run when its clock has stopped: the timelines, and the annotated video if asked for.
+
+    Raises:
+        ResultsError: The timelines cannot be written.
+        VideoError: The video cannot be annotated.
+    """
     try:
         report.write_timeline(job.out, recorder.spans)
         report.draw_timeline(job.out, recorder.spans)

@@ -3,10 +3,19 @@
 ZroactError
 ├── ConfigError         a key of config.json, the environment or the command line
 ├── VideoError          a file that cannot be used as a video
+│   └── VideoOverLimits a video with more pixels, seconds or frames than are allowed
 ├── ResultsError        an output folder that cannot be used: taken, locked, of another run
+│   └── FolderInUse     another process works in it
+├── StorageFull         no room for a file
 ├── RequestError        a request that does not fit its contract
 │   ├── BodyTooLarge
+│   ├── BodyStalled     the rest of a body did not come
+│   ├── Unauthorized    no token, or a wrong one
+│   ├── ForeignOrigin   a web page of elsewhere asks through somebody's browser
 │   ├── UnknownModel    a model that is not served here
+│   ├── UnknownJob      a job that does not exist, or no longer
+│   ├── JobNotEnded     what is asked for is there when the job has ended
+│   ├── NothingThere    the job ended without it
 │   └── MediaPathError  a path outside the media roots, or unreadable
 ├── AnswerError         a reply of the vision-language model that is no valid answer
 └── StageError          a stage did not do its work
@@ -44,11 +53,30 @@ class VideoError(ZroactError):
     http_status = 422
 
 
+class VideoOverLimits(VideoError):
+    """The video has more pixels, seconds or frames a second than are allowed; the message names the key."""
+
+    code = "video_limits"
+
+
 class ResultsError(ZroactError):
     """The output folder holds other results, is locked, or belongs to another run."""
 
     code = "results"
     http_status = 409
+
+
+class FolderInUse(ResultsError):
+    """Another process works in the folder."""
+
+    code = "folder_in_use"
+
+
+class StorageFull(ZroactError):
+    """There is no room for a file, or the file system refuses it."""
+
+    code = "storage_full"
+    http_status = 507
 
 
 class RequestError(ZroactError):
@@ -63,6 +91,48 @@ class BodyTooLarge(RequestError):
 
     code = "body_too_large"
     http_status = 413
+
+
+class BodyStalled(RequestError):
+    """The rest of the body did not come in time."""
+
+    code = "body_stalled"
+    http_status = 408
+
+
+class Unauthorized(RequestError):
+    """The request has no bearer token, or a wrong one."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class ForeignOrigin(RequestError):
+    """A browser sent the request for a web page of elsewhere, or under a name that is not ours."""
+
+    code = "foreign_origin"
+    http_status = 403
+
+
+class UnknownJob(RequestError):
+    """There is no such job, or no longer."""
+
+    code = "job_not_found"
+    http_status = 404
+
+
+class JobNotEnded(RequestError):
+    """What is asked for exists once the job has ended."""
+
+    code = "job_not_ended"
+    http_status = 409
+
+
+class NothingThere(RequestError):
+    """The job has ended without what is asked for."""
+
+    code = "nothing_there"
+    http_status = 404
 
 
 class UnknownModel(RequestError):

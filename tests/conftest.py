@@ -15,14 +15,20 @@ FRAMES = 145
 
 
 @pytest.fixture
-def free_ports() -> tuple[int, int]:
-    """Two loopback ports nobody listened on a moment ago, for processes that are told their port."""
+def three_free_ports() -> tuple[int, int, int]:
+    """Three loopback ports nobody listened on a moment ago, for processes that are told their port."""
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
+        sockets = [held.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
-        first, second = (each.getsockname()[1] for each in sockets)
-    return first, second
+        first, second, third = (each.getsockname()[1] for each in sockets)
+    return first, second, third
+
+
+@pytest.fixture
+def free_ports(three_free_ports: tuple[int, int, int]) -> tuple[int, int]:
+    """Two of them."""
+    return three_free_ports[:2]
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def run_daemon(
     Raises:
         ConfigError: The address cannot be listened on; the message names the key.
     """
-    with _listen(stage, host, port) as listener:
+    with listen(stage, host, port) as listener:
         server = _DaemonServer(app, stage, drain_s)
         if watch_stdin:
             threading.Thread(target=_watch_stdin, args=(server,), name="watch-stdin", daemon=True).start()
@@ -169,7 +169,12 @@ def _signals_to(server: _DaemonServer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _listen(stage: Stage, host: str, port: int) -> socket.socket:
+def listen(key: str, host: str, port: int) -> socket.socket:
+    """A listening socket; `key` is the section of the configuration that messages name.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
     # asyncio switches Nagle's delay off only where the protocol is named; with it, each reply waits 40 ms for an ACK.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -180,8 +185,8 @@ def _listen(stage: Stage, host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise ConfigError(f"{stage}.port: {port} on {host} is already in use") from error
-        raise ConfigError(f"{stage}.host: cannot listen on {host} port {port}: {error}") from error
+            raise ConfigError(f"{key}.port: {port} on {host} is already in use") from error
+        raise ConfigError(f"{key}.host: cannot listen on {host} port {port}: {error}") from error
     return listener
 
 

@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from pipeline_ver2.config import Config
-from serving.workers.process import EXIT_FATAL, EXIT_OK, EXIT_USAGE, _listen, daemon_main
+from serving.workers.process import EXIT_FATAL, EXIT_OK, EXIT_USAGE, daemon_main, listen
 from serving.workers.stage1_server import build_app
 from tests.servers import PATIENCE_S, spawned
 
@@ -111,7 +111,7 @@ def test_a_taken_port_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_replies_are_sent_at_once() -> None:
     """The listener names TCP: by that asyncio knows to switch Nagle's delay off on every accepted connection."""
-    with _listen("stage1", "127.0.0.1", 0) as listener:
+    with listen("stage1", "127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
