@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 ANSWER = '{"action":"none","description":"Nobody is seen."}'
-CHAOS = (("fine", 86), ("die", 1), ("hang", 2), ("break", 3), ("cut", 3), ("nonsense", 2), ("babble", 3))
+CHAOS = (("fine", 85), ("die", 2), ("hang", 2), ("break", 3), ("cut", 3), ("nonsense", 2), ("babble", 3))
 
 
 def wish_of(body: dict[str, Any]) -> str:
