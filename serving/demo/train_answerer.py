@@ -1,6 +1,6 @@
-"""Trains the embedded answerer: `python -m serving.demo.train_answerer`, about an hour on one core.
+"""Trains the embedded answerer: `python -m serving.demo.train_answerer --threads 2`, about an hour on two cores.
 
-Muon for the matrices, AdamW for the rest, on one core. The batches are drawn on the fly. An interrupted run goes on
+Muon for the matrices, AdamW for the rest. The batches are drawn on the fly. An interrupted run goes on
 where its last checkpoint left it; `--again` starts a new, gentler run from the weights of a finished one.
 """
 
@@ -228,13 +228,14 @@ def _optimisers(
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="processor time; the learning rates fall over it")
+    parser.add_argument("--minutes", type=float, default=90, help="of processor time; the learning rates fall over it")
     parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="folder for the model")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--again", type=Path, help="checkpoint of a finished run to start from")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s [%(levelname)s] %(message)s")
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     cv2.setNumThreads(1)
     blocks = compiled() if shutil.which("g++") else plain()
     run = Training(AGAIN if arguments.again else FIRST, arguments.minutes * 60, blocks)
