@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -21,11 +22,11 @@ from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, LOG_FORMAT, exit
 from serving.bench import demo as demo_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
-from serving.bench.daemons import CLIP, demo_config, stage1_config, temporary_folder
+from serving.bench.daemons import CLIP, demo_config, stage1_config, stage2_config, temporary_folder
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
-from serving.bench.tables import bars_table, demo_table, seed_table, stage1_table
+from serving.bench.tables import bars_table, demo_table, seed_table, stage1_table, stage2_table
 
 T = TypeVar("T")
 
@@ -94,6 +95,29 @@ def stage1(
     bars = stage1_report.bars_of(figures)
     report = stage1_report.build_report(machine, CLIP, thread_count(config.stage1), figures, bars)
     conclude(report, [stage1_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
+@app.command()
+def stage2(
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs at each concurrency.")] = 5,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in a run.")] = 26,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Interpreter that has vLLM; default .venv-vllm/bin/python, else this one.")
+    ] = None,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Load the Stage 2 daemon and the vLLM behind it in turns, with 1, 2, 4 and 8 clients."""
+    from serving.bench import stage2 as bench  # needs the extras' packages
+
+    with _measuring():
+        machine = describe_machine(bench.PACKAGES)
+        with temporary_folder() as folder:
+            config = stage2_config(folder, bench.find_vllm(vllm_python))
+            figures = asyncio.run(_until_signalled(bench.measure(config, pairs, requests, _tell)))
+    bars = bench.bars_of(figures)
+    report = bench.build_report(machine, requests, figures, bars)
+    conclude(report, [stage2_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from pipeline_ver2.config import (
 )
 from serving.bench.ideal import Workload
 
+STAGE2_LIMIT = 4
 CLIP = Path(__file__).parents[1] / "demo" / "clip.mp4"
 
 
@@ -76,6 +77,20 @@ def stage1_config(folder: Path) -> Config:
     """The detector daemon with the embedded model, everything else as by default."""
     (port,) = free_ports(1)
     return Config(paths=paths_in(folder), stage1=Stage1Config(port=port))
+
+
+def stage2_config(folder: Path, vllm_python: str | None) -> Config:
+    """The answering daemon with the embedded model on vLLM."""
+    (port,) = free_ports(1)
+    # The same questions come again and again, and each of them shall be work.
+    stage2 = Stage2Config(
+        port=port,
+        engine="vllm",
+        vllm_python=vllm_python,
+        vllm_args=("--dtype", "bfloat16", "--max-model-len", "2048", "--no-enable-prefix-caching"),
+        limit=STAGE2_LIMIT,
+    )
+    return Config(paths=paths_in(folder), stage2=stage2)
 
 
 def paths_in(folder: Path) -> Paths:

@@ -57,6 +57,18 @@ def stage1_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def stage2_table(report: Mapping[str, Any]) -> Table:
+    """The concurrencies of the Stage 2 benchmark, one line each."""
+    limit = report["workload"]["limit"]
+    table = Table(title=f"Stage 2, limit {limit}, {_engines(report)}", caption=_machine(report))
+    for heading in ("clients", "daemon /s", "p50 ms", "p99 ms", "direct /s", "p50 ms", "p99 ms", "ratio", "added ms"):
+        table.add_column(heading, justify="right")
+    for row in report["rows"]:
+        figures = [f"{row[side][name]:.4g}" for side in ("daemon", "direct") for name in ("per_s", "p50_ms", "p99_ms")]
+        table.add_row(str(row["concurrency"]), *figures, f"{row['ratio']:.3f}", f"{row['added_p50_ms']:+.2f}")
+    return table
+
+
 def bars_table(bars: Sequence[Bar]) -> Table:
     """The bars, one line each."""
     table = Table(title="Bars")
