@@ -1,15 +1,19 @@
-"""The class names of a detector, from a file of the user's or from what a model or a server says of itself."""
+"""The class names of a detector, from a file of the user's or from what a model or a server says of itself.
+
+The place of a name is the class: the first name is that of the first score.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline_ver2.errors import ConfigError
 
 
 def read_labels(path: Path, key: str) -> tuple[str, ...]:
-    """Class names from a file: one a line, or a JSON list.
+    """Class names from a file: one a line, a JSON list, or a JSON object of index and name, from 0 or from 1.
 
     Args:
         path: The file.
@@ -20,15 +24,16 @@ def read_labels(path: Path, key: str) -> tuple[str, ...]:
     """
     said = f"{key}: {path}"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{said} cannot be read: {error}") from error
-    if not text.lstrip().startswith("["):
+    if not text.lstrip().startswith(("[", "{")):
         return check_labels([line.strip() for line in text.splitlines() if line.strip()], said)
     try:
-        return check_labels(json.loads(text), said)
+        content = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{said} is not valid JSON: {error}") from error
+    return check_labels(_in_order(content, said) if isinstance(content, dict) else content, said)
 
 
 def check_labels(names: object, said: str) -> tuple[str, ...]:
@@ -42,7 +47,17 @@ def check_labels(names: object, said: str) -> tuple[str, ...]:
         ConfigError: They are something else.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{said} must be a list of names")
+        raise ConfigError(f"{said} must be a list of names, or an object of indices and names")
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"{said} must hold at least one name and none twice")
     return tuple(names)
+
+
+def _in_order(names: Mapping[str, object], said: str) -> list[object]:
+    """The names by index; a gap would leave it open which score is whose."""
+    base = 0 if "0" in names else 1
+    wanted = [str(index) for index in range(base, base + len(names))]
+    missing = next((index for index in wanted if index not in names), None)
+    if missing is not None:
+        raise ConfigError(f"{said} must name every index from 0 or from 1 on, index {missing} is missing")
+    return [names[index] for index in wanted]

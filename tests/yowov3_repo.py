@@ -93,6 +93,8 @@ _HEAD = """
             self.classes = classes
             self.stride = torch.zeros(len(channels))
             self.convs = nn.ModuleList(nn.Conv2d(number, 4 * BINS + classes, 1) for number in channels)
+            for conv in self.convs:
+                conv.bias.data[:4 * BINS] = -torch.arange(BINS).repeat(4)
             self.mean = nn.Conv2d(BINS, 1, 1, bias=False)
             self.mean.weight.data[:] = torch.arange(BINS).view(1, BINS, 1, 1)
 

@@ -13,9 +13,9 @@ from pipeline_ver2.labels import read_labels
 @pytest.mark.parametrize(
     "text", ["sit\nstand up\n", "\n sit \n\nstand up", '["sit", "stand up"]', ' ["sit",\n"stand up"]']
 )
-def test_names_come_one_a_line_or_as_a_list(tmp_path: Path, text: str) -> None:
-    """Blank lines and blanks around a name do not count."""
-    (tmp_path / "labels").write_text(text)
+def test_names_come_one_a_line_or_as_json(tmp_path: Path, text: str) -> None:
+    """Blank lines and blanks around a name do not count; indices begin at 0 or at 1."""
+    (tmp_path / "labels").write_text(text, encoding="utf-8")
     assert read_labels(tmp_path / "labels", "--labels") == ("sit", "stand up")
 
 
@@ -29,6 +29,8 @@ def test_names_come_one_a_line_or_as_a_list(tmp_path: Path, text: str) -> None:
         (b'["sit", 3]', "a list of names"),
         (b'["sit", ""]', "a list of names"),
         (b'["sit"', "not valid JSON"),
+        (b'{"0": "sit", "2": "throw"}', "index 1 is missing"),
+        (b"{}", "at least one name"),
         (b"\xff\xfe", "cannot be read"),
         (None, "cannot be read"),
     ],
