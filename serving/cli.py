@@ -108,6 +108,18 @@ def plan_vram(
         raise typer.Exit(EXIT_FATAL)
 
 
+@app.command("export-yowov3", context_settings=_PASS_ON, add_help_option=False)
+def export_yowov3(context: typer.Context) -> None:
+    """Write your own YOWOv3 as the ONNX file that Stage 1 runs."""
+    try:
+        from serving.yowov3 import command
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: export-yowov3 needs {error.name}; install the extras cpu and bench", err=True)
+        raise typer.Exit(2) from error
+
+    command.app(context.args, prog_name="zroact export-yowov3")
+
+
 @app.command(context_settings=_PASS_ON, add_help_option=False)
 def bench(context: typer.Context) -> None:
     """The shipped benchmarks."""
