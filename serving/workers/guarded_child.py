@@ -51,8 +51,10 @@ class GuardedChild:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for the command's end, return its exit code."""
-        return await self._process.wait()
+        """Wait for the command's end, return its exit code. Its output has been logged then."""
+        code = await self._process.wait()
+        await asyncio.wait({self._log}, timeout=_GRACE_S)
+        return code
 
     def last_words(self) -> str:
         """The first error that its last lines name, for later ones follow from it; else its last line."""

@@ -55,6 +55,23 @@ async def test_health_is_asked_else_the_models() -> None:
         await client.healthy()
 
 
+async def test_a_server_that_was_let_go_is_unreachable() -> None:
+    """A request whose body was being encoded meanwhile has to wait for the next server, it was not lost."""
+    async with upstream() as server, client_of(server.url) as client:
+        await client.close()
+        with pytest.raises(errors.StageUnreachable) as caught:
+            await client.complete(BODY)
+        assert caught.value.retry_after_s is not None
+        assert server.bodies == []
+
+
+async def test_a_server_without_metrics_says_so() -> None:
+    """As for any page that does not exist."""
+    async with upstream() as server, client_of(server.url) as client:
+        with pytest.raises(errors.UnknownModel):
+            await client.metrics()
+
+
 async def test_a_stream_is_passed_on_chunk_by_chunk() -> None:
     """To its end."""
     async with upstream(streaming(chunk("a"), chunk("b"), "[DONE]")) as server, client_of(server.url) as client:

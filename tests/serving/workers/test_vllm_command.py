@@ -22,7 +22,7 @@ def options(folder: Path, *, on_cpu: bool = False, **stage2: object) -> dict[str
     name = ""
     for argument in command[3:]:
         if argument.startswith("--"):
-            name, argument = argument, ""  # noqa: PLW2901
+            name, argument = argument, ""
         found[name] = argument
     return found
 
