@@ -1,54 +1,60 @@
-"""Measuring the answerer: figures from results, bars from figures, and one slot through the real model."""
+"""Measuring an answerer over HTTP: figures from results, bars from figures, and stand-ins that know or do not."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from aiohttp import web
 
-from pipeline_ver2.config import PipelineConfig
-from serving.demo import evaluate_answerer, seeds
-from serving.demo.answerer_slots import KEYFRAME_INTERVAL, sample_slot, sample_take
-from serving.demo.evaluate_answerer import Result, ask, find, main, summary
-from serving.workers.postprocess import ClipOutput, failed
-from serving.workers.stage1_model import ModelInfo
+from pipeline_ver2.config import Config, PipelineConfig
+from pipeline_ver2.errors import AnswerError, BadReply
+from pipeline_ver2.prompts import Answer, Asked, Question, read_answer
+from serving.bench.bars import passed
+from serving.demo import seeds
+from serving.demo.answerer_slots import Truth, question_of, sample_slot
+from serving.demo.evaluate_answerer import (
+    DETECTED,
+    SIMULATED,
+    Result,
+    bars_of,
+    evaluate_answerer,
+    judge,
+    summary,
+)
+from serving.demo.held_out import SEED_SETS, draw_slot
+from tests.questions import reply
+from tests.serving.demo.knowing import blind, knowing_slots
+from tests.stand_ins import Stages, completion
 
-
-class FixedAnswerer:
-    """Stands where the model stands; always writes the same text."""
-
-    def __init__(self, text: str, reason: str = "stop") -> None:
-        self.reply: dict[str, object] = {"choices": [{"message": {"content": text}, "finish_reason": reason}]}
-
-    def answer(self, *_: object) -> dict[str, object]:
-        """The reply, whatever is asked."""
-        return self.reply
-
-
-class BlindDetector:
-    """Finds nothing, and keeps the clips it was shown."""
-
-    info = ModelInfo("test", "cpu", "none", ("stand",), 16, (32, 32))
-
-    def __init__(self) -> None:
-        self.clips: NDArray[np.uint8] = np.zeros(0, np.uint8)
-
-    def detect(self, clips: NDArray[np.uint8], threshold: float, nms_iou: float) -> list[ClipOutput]:
-        """Nothing for each clip."""
-        self.clips = clips
-        assert threshold == 0.25
-        assert nms_iou == 0.45
-        return [failed("blind", labels=1) for _ in clips]
-
-    def close(self) -> None:
-        """Nothing to do."""
+Tell = Callable[[str], None]
+SETTINGS = PipelineConfig()
 
 
 def result(right: str, given: str | None, persons: int = 1) -> Result:
     """A result with nothing else of note."""
-    return Result(right, given, persons, misled=given is None, confirmed_right=given == right, description_right=True)
+    return Result(
+        right, given, persons, misled=given is None, valid=given is not None, confirmed_right=given == right,
+        description_right=True,
+    )  # fmt: skip
+
+
+def asked_and_true(index: int) -> tuple[Question, Truth]:
+    """A small slot's question and truth."""
+    slot = sample_slot(seeds.generator(seeds.TRAIN, index), (90, 160))
+    return question_of(slot, SETTINGS), slot.truth
+
+
+def answered(text: str, question: Question, attempts: int = 1) -> Asked:
+    """What asking gives for a text."""
+    try:
+        answer: Answer | None = read_answer(reply(text), question, SETTINGS)
+        problem = None
+    except AnswerError as error:
+        answer, problem = None, error
+    return Asked(answer, problem, text, "stop", None, attempts)
 
 
 def test_shares_count_right_actions_by_action_and_by_people() -> None:
@@ -63,67 +69,95 @@ def test_shares_count_right_actions_by_action_and_by_people() -> None:
     assert figures["right by action"]["jump"] is None
     assert figures["right by people"] == {"0": 0.0, "1": 0.5, "2": 1.0}
     assert figures["right where the findings lack the action"] == 0.0
+    assert figures["given for right"]["walk"] == {"walk": 1, "invalid": 1}
+    assert figures["given for right"]["none"] == {"run": 1}
+
+
+def test_no_results_are_no_success() -> None:
+    """Without slots nothing is right."""
+    assert summary([])["right"] == 0.0
 
 
 @pytest.mark.parametrize("index", range(6))
 def test_a_right_answer_is_seen_to_be_right(index: int) -> None:
     """The truth, written as an answer, is right in every respect."""
-    slot = sample_slot(seeds.generator(seeds.TRAIN, index), (90, 160))
-    found = ask(FixedAnswerer(slot.truth.answer), slot)  # type: ignore[arg-type]
-    assert found.given == found.right == slot.truth.action
+    question, truth = asked_and_true(index)
+    found = judge(answered(truth.answer, question), question, truth)
+    assert found.given == found.right == truth.action
+    assert found.valid
     assert found.confirmed_right
     assert found.description_right
-    assert found.persons == len(slot.truth.actors)
+    assert found.persons == len(truth.actors)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [("walk", "stop"), ('{"action":"fly","description":""}', "stop"), ('{"action":"walk","description":"', "length")],
-)
-def test_an_answer_that_does_not_fit_is_none(text: str, reason: str) -> None:
+@pytest.mark.parametrize("text", ["walk", '{"action":"fly","description":""}', '{"action":"walk","description":"'])
+def test_an_answer_that_does_not_fit_is_none(text: str) -> None:
     """No JSON, an unknown action, a cut answer: no answer was given."""
-    slot = sample_slot(seeds.generator(seeds.TRAIN, 0), (90, 160))
-    found = ask(FixedAnswerer(text, reason), slot)  # type: ignore[arg-type]
+    question, truth = asked_and_true(0)
+    found = judge(answered(text, question, 2), question, truth)
     assert found.given is None
+    assert not found.valid
     assert not found.confirmed_right
 
 
-def test_the_detector_sees_the_sixteen_frames_before_each_picture() -> None:
-    """One clip for each different picture, squashed to the detector's size, its last frame the picture itself."""
-    takes = (sample_take(seeds.generator(seeds.TRAIN, number), 16 / 9, two_share=0.3) for number in range(50))
-    take = next(
-        take for take in takes if len(set(take.numbers)) == 3 and take.source_fps == 30 and take.numbers[0] > 16
-    )
-    detector = BlindDetector()
-    assert find(detector, take, (36, 64)) == ((), (), ())
-    assert list(detector.clips.shape) == [3, 16, 32, 32, 3]
-    # Grid frames are 11 apart, so the second clip begins with the frame 5 places before the first clip's end.
-    assert np.array_equal(detector.clips[0][KEYFRAME_INTERVAL:], detector.clips[1][: 16 - KEYFRAME_INTERVAL])
+def test_an_answer_at_the_second_send_is_not_valid() -> None:
+    """The product takes it, so it may be right; but the first one was no valid JSON."""
+    question, truth = asked_and_true(0)
+    found = judge(answered(truth.answer, question, 2), question, truth)
+    assert found.given == truth.action
+    assert not found.valid
 
 
-def test_a_repeated_picture_is_looked_at_once() -> None:
-    """The detector gets no clip twice, its findings count for both."""
-    takes = (sample_take(seeds.generator(seeds.TRAIN, number), 16 / 9, two_share=0.3) for number in range(300))
-    take = next(take for take in takes if len(set(take.numbers)) == 2)
-    detector = BlindDetector()
-    assert len(find(detector, take, (36, 64))) == 3
-    assert len(detector.clips) == 2
+async def test_knowing_the_truth_is_perfect(stages: Stages, config: Config, tell: Tell) -> None:
+    """An answerer that says the truth is right in both measures, which ask about the same pictures."""
+
+    def truth_of(number: int, time: int) -> Truth:
+        return draw_slot(list(SEED_SETS.values())[time], number, config.pipeline, 1, (8, 8)).truth
+
+    stages.stage2.rule = knowing_slots(truth_of)
+    figures, bars = await evaluate_answerer(config, 3, tell)
+    for name in (DETECTED, SIMULATED):
+        assert [figures[name][label]["right"] for label in SEED_SETS] == [1, 1]
+        assert [figures[name][label]["valid"] for label in SEED_SETS] == [1, 1]
+        assert figures[name]["spread"]["right"] == 0
+    assert all(bar.ok for bar in bars if "one person" not in bar.name)
+    assert len(set(stages.stage2.keys)) == len(stages.stage2.keys) == 12
+    texts = [body["messages"][1]["content"][-1]["text"] for body in stages.stage2.bodies]
+    blind_to = "Detector findings: frame 1: nobody; frame 2: nobody; frame 3: nobody."
+    assert sum(text.startswith(blind_to) for text in texts) >= 6
 
 
-@pytest.mark.slow
-def test_the_command_prints_figures_and_bars(capsys: pytest.CaptureFixture[str]) -> None:
-    """One JSON object with both seed sets; it fails below the floor only."""
-    code = main(["--slots", "6", "--json", "--detector", "/nowhere/detector.onnx"])
-    report = json.loads(capsys.readouterr().out)
-    assert report["answerer"]["slots"] == 6
-    assert {"A", "B"} == set(report["answerer"]["findings simulated, one third wrong"])
-    assert all({"name", "value", "op", "target", "ok"} == set(bar) for bar in report["bars"])
-    floors = [bar for bar in report["bars"] if bar["name"].endswith("floor") or "JSON" in bar["name"]]
-    assert code == int(not all(bar["ok"] for bar in floors))
+async def test_nonsense_is_never_right(stages: Stages, config: Config, tell: Tell) -> None:
+    """An answerer without JSON is asked twice, has nothing valid and nothing right."""
+
+    async def rule(_request: web.Request, _key: str, _time: int) -> web.StreamResponse:
+        return completion("walk, I think")
+
+    stages.stage2.rule = rule
+    figures, bars = await evaluate_answerer(config, 1, tell)
+    assert (figures[DETECTED]["A"]["right"], figures[DETECTED]["A"]["valid"]) == (0, 0)
+    assert not any(bar.ok for bar in bars)
+    assert json.dumps(figures)
 
 
-def test_seed_sets_hold_enough_scenes() -> None:
-    """Both measures of the usual length find seeds of their own, behind the detector's."""
-    for seed_set in evaluate_answerer.SEED_SETS.values():
-        assert len(seed_set) >= evaluate_answerer._FIRST_SEED + 2 * 10_000
-    assert PipelineConfig().slot_frames == 3
+async def test_a_clip_that_fails_ends_the_measurement(stages: Stages, config: Config, tell: Tell) -> None:
+    """Without the detector's findings a slot is not what the product would ask."""
+    stages.stage1.rule = blind(status=1)
+    with pytest.raises(BadReply, match="status 1"):
+        await evaluate_answerer(config, 1, tell)
+
+
+def sets_of(**worse: Any) -> dict[str, Any]:  # noqa: ANN401 - figures of all kinds
+    """Good figures of both sets, but for one of set A."""
+    good = {"right": 0.95, "valid": 1.0, "confirmed right": 0.95, "right by people": {"1": 0.96}}
+    return {"A": {**good, **worse}, "B": good}
+
+
+def test_both_sets_must_reach_the_bars() -> None:
+    """A bar holds the worse set: a good one does not make up for it."""
+    assert passed(bars_of(sets_of()))
+    assert [bar.ok for bar in bars_of(sets_of(right=0.89))] == [False, True, True, True]
+    assert [bar.ok for bar in bars_of(sets_of(**{"right by people": {"1": 0.94}}))] == [True, False, True, True]
+    assert [bar.ok for bar in bars_of(sets_of(**{"right by people": {"1": None}}))] == [True, False, True, True]
+    assert [bar.ok for bar in bars_of(sets_of(valid=0.998))] == [True, True, False, True]
+    assert [bar.ok for bar in bars_of(sets_of(**{"confirmed right": 0.5}))] == [True, True, True, False]
