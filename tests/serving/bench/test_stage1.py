@@ -16,10 +16,10 @@ from tests.videos import numbered, steady
 
 async def test_the_first_clips_of_a_video(tiny_stage1: Config) -> None:
     """As many as a request holds, at the model's size; a video with fewer keyframes cannot be used."""
-    clips = await first_clips(numbered("bench.mp4", steady(50, 1)), tiny_stage1, (HEIGHT, WIDTH))
+    clips = await first_clips(numbered("bench.mp4", steady(30, 2)), tiny_stage1, (HEIGHT, WIDTH))
     assert clips.shape == (4, CLIP_LENGTH, HEIGHT, WIDTH, 3)
-    with pytest.raises(VideoError, match="1 keyframes, 4 are needed"):
-        await first_clips(numbered("short.mp4", steady(12, 1)), tiny_stage1, (HEIGHT, WIDTH))
+    with pytest.raises(VideoError, match="2 keyframes, 4 are needed"):
+        await first_clips(numbered("short.mp4", steady(30, 1)), tiny_stage1, (HEIGHT, WIDTH))
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ async def test_everything_is_measured_in_turns(tiny_stage1: Config, tmp_path: Pa
     """Each round in the other order than the one before, first with requests of several clips, then of one."""
     progress: list[str] = []
     plan = Plan(pairs=2, seconds=0.2, soak_s=0.5, peers=())
-    clip = numbered("bench.mp4", steady(50, 1))
+    clip = numbered("bench.mp4", steady(30, 2))
     figures = await measure(clip, tiny_stage1, tmp_path, plan, progress.append)
     assert [list(each) for each in figures.batches] == [[BARE, DAEMON], [DAEMON, BARE]]
     assert [list(each) for each in figures.singles] == [[BARE, DAEMON], [DAEMON, BARE]]
