@@ -23,11 +23,13 @@ class ClipOutput:
         findings: Boxes best first, in 0..1 of the frame, with all class scores.
         nonfinite: Candidates dropped because a number of theirs was NaN or infinite.
         problem: Why the output cannot be used; None if it can. Then there are no findings.
+        cut: Candidates over the threshold that were too many to be looked at, the lowest ones.
     """
 
     findings: ClipFindings
     nonfinite: int = 0
     problem: str | None = None
+    cut: int = 0
 
 
 def failed(problem: str, *, labels: int, nonfinite: int = 0) -> ClipOutput:
@@ -57,17 +59,21 @@ def _one_clip(item: NDArray[np.float32], image_size: tuple[int, int], threshold:
     nonfinite = int(item.shape[1] - finite.sum())
     if nonfinite and not finite.any():
         return failed("the model's output holds no finite number", labels=labels, nonfinite=nonfinite)
-    centred, scores = item[:BOX_SIDES, finite].T, item[BOX_SIDES:, finite].T
+    if nonfinite:
+        item = item[:, finite]
+    scores = item[BOX_SIDES:]
     if scores.size and (scores.min() < -_SCORE_SLACK or scores.max() > 1 + _SCORE_SLACK):
         said = f"the model's scores reach from {scores.min():.3g} to {scores.max():.3g} instead of 0 to 1"
         return failed(said, labels=labels, nonfinite=nonfinite)
-    boxes, scores = _corners(centred, image_size), np.clip(scores, 0, 1)
-    best = scores.max(axis=1, initial=0)
-    usable = (best >= threshold) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    order = np.flatnonzero(usable)
-    order = order[np.argsort(-best[order], kind="stable")][:MAX_CANDIDATES]
-    kept = order[_suppress(boxes[order], nms_iou)]
-    return ClipOutput(ClipFindings(boxes[kept], scores[kept]), nonfinite)
+    best = scores.max(axis=0, initial=0).clip(max=1)
+    candidates = np.flatnonzero(best >= threshold)
+    boxes = _corners(item[:BOX_SIDES, candidates].T, image_size)
+    usable = np.flatnonzero((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
+    order = usable[np.argsort(-best[candidates[usable]], kind="stable")]
+    looked_at = order[:MAX_CANDIDATES]
+    kept = looked_at[_suppress(boxes[looked_at], nms_iou)]
+    found = ClipFindings(boxes[kept], scores[:, candidates[kept]].T.clip(0, 1))
+    return ClipOutput(found, nonfinite, cut=len(order) - len(looked_at))
 
 
 def _corners(centred: NDArray[np.float32], image_size: tuple[int, int]) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from pipeline_ver2.config import Stage1Config
 from pipeline_ver2.errors import RequestError
 from pipeline_ver2.wire import OIP_HEAD_LENGTH_HEADER, pack_tensors, unpack_tensors
 from serving.workers.postprocess import BOX_SIDES, ClipOutput
-from serving.workers.stage1_model import ModelInfo
+from serving.workers.stage1_engine import ModelInfo
 
 MODEL_NAME = "yowov3"
 MODEL_VERSION = "1"
@@ -72,6 +72,7 @@ def model_metadata(info: ModelInfo, config: Stage1Config) -> dict[str, Any]:
         "engine": info.platform,
         "provider": info.provider,
         "model_file": info.source,
+        **info.details,
     }
     if info.note is not None:
         parameters["note"] = info.note

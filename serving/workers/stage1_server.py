@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 
-from pipeline_ver2.config import Config
-from pipeline_ver2.wire import SERVER_TIMING_HEADER, DetectReply, DetectRequest, server_timing
+from pipeline_ver2.config import Config, Stage1Config
+from pipeline_ver2.wire import OIP_HEAD_LENGTH_HEADER, SERVER_TIMING_HEADER, DetectReply, DetectRequest, server_timing
 from serving.workers.bulk_http import whole_body
 from serving.workers.daemon import BODY_TIMEOUT_S, ErrorReply, cancel_when_gone, create_app, request_context
 from serving.workers.process import daemon_main
+from serving.workers.stage1_engine import ModelInfo
 from serving.workers.stage1_oip import (
     MODEL_NAME,
+    InferRequest,
     OipErrorReply,
     model_metadata,
     read_infer,
     server_metadata,
     write_infer,
 )
-from serving.workers.stage1_service import Stage1Service
+from serving.workers.stage1_service import Stage1Service, described
 
+_SHORT_HEAD_DIGITS = 4
 _SAID = {
     413: "The body is over the limit.",
     422: "The request does not fit.",
@@ -83,12 +87,7 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
         return {
             "status": "loading" if info is None else "ready",
             "engine": service.config.engine,
-            "provider": info and info.provider,
-            "model": info and info.source,
-            "labels": info and info.labels,
-            "clip_length": info and info.clip_length,
-            "image_size": info and info.image_size,
-            "note": info and info.note,
+            **({} if info is None else described(info)),
             "queue": {
                 "running": service.queue.running,
                 "waiting": service.queue.waiting,
@@ -131,10 +130,11 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
         """Find persons and actions at the last frame of each clip."""
         with service.counting_rejections():
             context, info = request_context(request), service.detector.info
-            body = await whole_body(request, timeout_s=BODY_TIMEOUT_S)
-            asked = await asyncio.to_thread(read_infer, body, request.headers, info, service.config)
+            with service.queue.arriving():
+                body = await whole_body(request, timeout_s=BODY_TIMEOUT_S)
+                asked = await _read(body, request, service.config, info)
             timed = await cancel_when_gone(request, service.infer(asked, context, body))
-        content, headers, media_type = write_infer(asked, timed.value)
+        content, headers, media_type = await asyncio.to_thread(write_infer, asked, timed.value)
         headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
         return Response(content, headers=headers, media_type=media_type)
 
@@ -147,6 +147,15 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
         if timed is not None:
             response.headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
         return reply
+
+
+async def _read(body: bytes | memoryview, request: Request, config: Stage1Config, info: ModelInfo) -> InferRequest:
+    """Check the body of an infer request: at once if its head is short, in a thread if it holds tensors as JSON."""
+    read = partial(read_infer, body, request.headers, info, config)
+    head_length = request.headers.get(OIP_HEAD_LENGTH_HEADER, "")
+    if head_length.isdecimal() and len(head_length) <= _SHORT_HEAD_DIGITS:
+        return read()
+    return await asyncio.to_thread(read)
 
 
 if __name__ == "__main__":

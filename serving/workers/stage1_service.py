@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
@@ -16,12 +17,14 @@ from prometheus_client import CollectorRegistry, Counter
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import EngineFailed, RequestError, StageUnreachable, ZroactError
 from pipeline_ver2.wire import DetectClip, DetectReply, DetectRequest, DetectResult
-from serving.workers.daemon import IdempotencyCache, RequestContext, give_up
+from serving.workers.daemon import RequestContext, give_up
 from serving.workers.postprocess import ClipOutput
+from serving.workers.stage1_engine import Engine, ModelInfo, findings
 from serving.workers.stage1_frames import DecodedClip, decode_clip
-from serving.workers.stage1_model import Detector, ModelInfo, load_detector
+from serving.workers.stage1_model import load_detector
 from serving.workers.stage1_oip import InferRequest, check_count
-from serving.workers.stage1_queue import InferenceQueue, Timed
+from serving.workers.stage1_queue import BatchQueue, Timed
+from serving.workers.stage1_replay import Replays
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +32,14 @@ _LOADING_RETRY_S = 1.0
 
 
 class Stage1Service:
-    """One detector behind one bounded queue."""
+    """One detector behind one bounded queue that joins requests."""
 
     def __init__(self, config: Config, registry: CollectorRegistry) -> None:
         self.config = config.stage1
-        self.queue = InferenceQueue(self.config.max_queue, registry)
+        self.queue = BatchQueue(self.config.max_batch, self.config.max_queue, self.config.max_wait_ms / 1e3, registry)
         self._roots = config.paths.readable_roots
-        self._detector: Detector | None = None
-        self._answered = IdempotencyCache[Timed[list[ClipOutput]]](2 * self.config.max_queue)
+        self._detector: Engine | None = None
+        self._answered = Replays[Timed[list[ClipOutput]]](2 * self.config.max_queue)
         self._clips = Counter("zroact_stage1_clips", "Clips by what came of them.", ["state"], registry=registry)
         self._rejected = Counter(
             "zroact_stage1_rejected", "Requests not answered, by reason.", ["reason"], registry=registry
@@ -44,9 +47,12 @@ class Stage1Service:
         self._nonfinite = Counter(
             "zroact_stage1_nonfinite_dropped", "Candidates dropped for a NaN or infinity.", registry=registry
         )
+        self._cut = Counter(
+            "zroact_stage1_candidates_cut", "Candidates over the bound before suppression.", registry=registry
+        )
 
     @property
-    def detector(self) -> Detector:
+    def detector(self) -> Engine:
         """The detector, loaded and warm.
 
         Raises:
@@ -89,20 +95,14 @@ class Stage1Service:
     ) -> Timed[list[ClipOutput]]:
         """Run a batch, or join or replay one of the same key and the same body.
 
-        The body counts because a key names a batch of a job, and a job that is resumed cuts its batches anew. Its
-        checksum tells bodies of one key apart; a cryptographic one would take three times as long for ten megabytes.
-
         Raises:
             QueueFull, DeadlineShed, EngineFailed: See there.
         """
-        key: tuple[str, int, int] | None = None
-        if context.idempotency_key is not None:
-            key = (context.idempotency_key, len(body), await asyncio.to_thread(zlib.crc32, body))
 
         async def work() -> Timed[list[ClipOutput]]:
-            return await self._detect(request.clips, request.threshold, request.nms_iou, context.deadline_at)
+            return await self._detect(list(request.clips), request.threshold, request.nms_iou, context.deadline_at)
 
-        return await self._answered.run(key, work)
+        return await self._answered.run(context.idempotency_key, body, work)
 
     async def detect(
         self, request: DetectRequest, context: RequestContext
@@ -119,7 +119,7 @@ class Stage1Service:
         good = [clip.frames for clip in decoded if isinstance(clip, DecodedClip)]
         timed = None
         if good:
-            timed = await self._detect(np.stack(good), threshold, self.config.nms_iou, context.deadline_at)
+            timed = await self._detect(good, threshold, self.config.nms_iou, context.deadline_at)
         outputs = iter(timed.value if timed else ())
         run_s = timed.run_s if timed else 0
         results = [
@@ -132,24 +132,29 @@ class Stage1Service:
 
     async def _load(self, app: FastAPI) -> None:
         try:
-            self._detector = (await self.queue.run(lambda: load_detector(self.config))).value
+            detector = await self.queue.call(lambda: load_detector(self.config))
         except ZroactError as error:
             give_up(app, error)
         except Exception as error:
             logger.exception("loading the detector failed")
             give_up(app, EngineFailed(f"loading the detector failed: {error!r}"))
         else:
-            logger.info("detector ready: %s", self._detector.info)
+            self.queue.serve(detector.run, chunk=detector.info.chunk)
+            self._detector = detector
+            logger.info("detector ready: %s", json.dumps(described(detector.info)))
 
     async def _detect(
-        self, clips: NDArray[np.uint8], threshold: float, nms_iou: float, deadline_at: float | None
+        self, clips: Sequence[NDArray[np.uint8]], threshold: float, nms_iou: float, deadline_at: float | None
     ) -> Timed[list[ClipOutput]]:
-        detector = self.detector
-        timed = await self.queue.run(lambda: detector.detect(clips, threshold, nms_iou), deadline_at)
-        for output in timed.value:
+        info = self.detector.info
+        raw = await self.queue.detect(clips, deadline_at)
+        # Not in the detector's thread: that one has the next batch to run.
+        outputs = await asyncio.to_thread(findings, raw.value, info, threshold, nms_iou)
+        for output in outputs:
             self._clips.labels("ok" if output.problem is None else "failed").inc()
             self._nonfinite.inc(output.nonfinite)
-        return timed
+            self._cut.inc(output.cut)
+        return Timed(outputs, raw.queue_s, raw.run_s)
 
     def _decode(self, clips: Sequence[DetectClip]) -> list[DecodedClip | RequestError]:
         info = self.detector.info
@@ -177,3 +182,16 @@ class Stage1Service:
             detections=output.findings.detections(labels, threshold=threshold, size=decoded.size),
             inference_ms=run_s * 1e3,
         )
+
+
+def described(info: ModelInfo) -> dict[str, Any]:
+    """What a detector is, for the log and for `/health`."""
+    told = {
+        "provider": info.provider,
+        "model": info.source,
+        "labels": info.labels,
+        "clip_length": info.clip_length,
+        "image_size": info.image_size,
+        "note": info.note,
+    }
+    return {**told, **info.details}

@@ -1,44 +1,50 @@
-"""The bounded queue in front of the detector."""
+"""The queue in front of the detector: joining, refusing, leaving, shedding."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from pipeline_ver2.errors import DeadlineShed, EngineFailed, QueueFull
-from serving.workers.stage1_queue import InferenceQueue, Timed
+from pipeline_ver2.errors import DeadlineShed, EngineFailed, QueueFull, StageUnreachable
+from serving.workers.stage1_engine import RawBatch, RawClip
+from serving.workers.stage1_queue import BatchQueue, Timed
+
+Clips = list[NDArray[np.uint8]]
+Request = asyncio.Task[Timed[Sequence[RawClip]]]
+MakeQueue = Callable[..., BatchQueue]
 
 
-class Calls:
-    """Blocking calls that tell when they start and end when released."""
+class Runs:
+    """An engine whose output for a clip is the clip's number; it tells when a run starts and ends when released."""
 
     def __init__(self) -> None:
-        self.order: list[str] = []
+        self.batches: list[list[int]] = []
         self.at_once = 0
         self.most_at_once = 0
         self.started = threading.Event()
         self.release = threading.Event()
+        self.breaks = False
 
-    def call(self, name: str) -> Callable[[], str]:
-        """A call that notes its turn and gives its name back."""
-
-        def work() -> str:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-            self.order.append(name)
-            self.started.set()
-            try:
-                assert self.release.wait(20)
-            finally:
-                self.at_once -= 1
-            return name
-
-        return work
+    def run(self, clips: Sequence[NDArray[np.uint8]]) -> RawBatch:
+        """Note the clips and wait."""
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.batches.append([int(clip[0]) for clip in clips])
+        self.started.set()
+        try:
+            assert self.release.wait(20)
+        finally:
+            self.at_once -= 1
+        if self.breaks:
+            raise EngineFailed("broken")
+        return RawBatch([clip.astype(np.float32) for clip in clips], padded=1)
 
 
 @pytest.fixture
@@ -48,134 +54,242 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-async def queue(registry: CollectorRegistry) -> AsyncIterator[InferenceQueue]:
-    """A queue with two places."""
-    made = InferenceQueue(2, registry)
-    yield made
-    made.close()
+def runs() -> Runs:
+    """The engine."""
+    return Runs()
 
 
 @pytest.fixture
-def calls() -> Calls:
-    """Calls to queue."""
-    return Calls()
+async def make_queue(registry: CollectorRegistry, runs: Runs) -> AsyncIterator[MakeQueue]:
+    """Makes a queue before the engine, for batches of at most four clips."""
+    made: list[BatchQueue] = []
+
+    def make(*, max_waiting: int = 8, max_wait_s: float = 0, chunk: int | None = None) -> BatchQueue:
+        queue = BatchQueue(4, max_waiting, max_wait_s, registry)
+        queue.serve(runs.run, chunk=chunk)
+        made.append(queue)
+        return queue
+
+    yield make
+    runs.release.set()
+    for queue in made:
+        queue.close()
 
 
-async def _occupied(queue: InferenceQueue, calls: Calls) -> asyncio.Task[Timed[str]]:
-    """The queue with a call in the thread."""
-    task = asyncio.create_task(queue.run(calls.call("first")))
-    assert await asyncio.to_thread(calls.started.wait, 10)
+def _clips(*numbers: int) -> Clips:
+    return [np.asarray([number], np.uint8) for number in numbers]
+
+
+def _numbers(timed: Timed[Sequence[RawClip]]) -> list[int]:
+    return [int(raw[0]) for raw in timed.value if not isinstance(raw, EngineFailed)]
+
+
+async def _occupied(queue: BatchQueue, runs: Runs) -> Request:
+    """The queue with clip 0 in the engine."""
+    task = asyncio.create_task(queue.detect(_clips(0)))
+    assert await asyncio.to_thread(runs.started.wait, 10)
     return task
 
 
-async def _queued(queue: InferenceQueue, calls: Calls, *names: str) -> list[asyncio.Task[Timed[str]]]:
-    tasks = [asyncio.create_task(queue.run(calls.call(name))) for name in names]
+async def _queued(queue: BatchQueue, *requests: Sequence[int]) -> list[Request]:
+    tasks = [asyncio.create_task(queue.detect(_clips(*numbers))) for numbers in requests]
     await asyncio.sleep(0)
     return tasks
 
 
-async def test_one_at_a_time_in_order(queue: InferenceQueue, calls: Calls, registry: CollectorRegistry) -> None:
-    """Calls run alone and in the order they came; waiting and working are timed apart."""
-    first = await _occupied(queue, calls)
-    second, third = await _queued(queue, calls, "second", "third")
-    assert (queue.running, queue.waiting) == (True, 2)
-    queued = time.monotonic()
-    assert registry.get_sample_value("zroact_stage1_queue_depth") == 2
-    held_s = time.monotonic() - queued
-    calls.release.set()
-    done = [await task for task in (first, second, third)]
-    assert [timed.value for timed in done] == calls.order == ["first", "second", "third"]
-    assert calls.most_at_once == 1
-    assert min(done[0].run_s, done[1].queue_s, done[2].queue_s) >= held_s
-    assert (queue.running, queue.waiting) == (False, 0)
+@pytest.mark.fault("A6")
+async def test_what_waits_is_run_together(make_queue: MakeQueue, runs: Runs, registry: CollectorRegistry) -> None:
+    """Requests that wait share a run as far as they fit, in their order, and each gets the output of its own clips."""
+    queue = make_queue()
+    first = await _occupied(queue, runs)
+    waiting = await _queued(queue, [1, 2], [3], [4, 5], [6, 7])
+    assert (queue.running, queue.waiting) == (True, 4)
+    assert registry.get_sample_value("zroact_stage1_queue_depth") == 4
+    runs.release.set()
+    found = [_numbers(await task) for task in (first, *waiting)]
+    assert found == [[0], [1, 2], [3], [4, 5], [6, 7]]
+    assert runs.batches == [[0], [1, 2, 3], [4, 5, 6, 7]]
+    assert (queue.running, queue.waiting, runs.most_at_once) == (False, 0, 1)
+    assert registry.get_sample_value("zroact_stage1_batch_clips_sum") == 8
+    assert registry.get_sample_value("zroact_stage1_batch_clips_count") == 3
     assert registry.get_sample_value("zroact_stage1_run_seconds_count") == 3
-    assert registry.get_sample_value("zroact_stage1_wait_seconds_count") == 3
+    assert registry.get_sample_value("zroact_stage1_wait_seconds_count") == 5
+    assert registry.get_sample_value("zroact_stage1_padded_clips_total") == 3
 
 
-async def test_a_full_queue_refuses(queue: InferenceQueue, calls: Calls) -> None:
+async def test_waiting_and_running_are_timed_apart(make_queue: MakeQueue, runs: Runs) -> None:
+    """The time in the queue is that of the request, the time of the run that of the whole batch."""
+    queue = make_queue()
+    first = await _occupied(queue, runs)
+    waiting = await _queued(queue, [1], [2])
+    queued = time.monotonic()
+    assert await asyncio.to_thread(runs.started.is_set)
+    held_s = time.monotonic() - queued
+    runs.release.set()
+    done = [await task for task in (first, *waiting)]
+    assert min(done[0].run_s, done[1].queue_s, done[2].queue_s) >= held_s
+    assert done[1].run_s == done[2].run_s < done[1].queue_s
+
+
+@pytest.mark.parametrize(
+    ("chunk", "batches"),
+    [
+        (1, [[0], [1], [2], [3]]),  # a fixed batch of 1: company would only make a request wait longer
+        (3, [[0], [1, 2, 3]]),
+        (2, [[0], [1, 2], [3]]),
+        (None, [[0], [1, 2, 3]]),
+    ],
+)
+async def test_an_engine_in_chunks_fills_its_last_chunk(
+    make_queue: MakeQueue, runs: Runs, chunk: int | None, batches: list[list[int]]
+) -> None:
+    """Where a run costs the same however many clips it has, joining fills its last chunk and no further one."""
+    queue = make_queue(chunk=chunk)
+    first = await _occupied(queue, runs)
+    waiting = await _queued(queue, [1], [2], [3])
+    runs.release.set()
+    assert [_numbers(await task) for task in (first, *waiting)] == [[0], [1], [2], [3]]
+    assert runs.batches == batches
+
+
+async def test_a_request_larger_than_a_chunk_stays_whole(make_queue: MakeQueue, runs: Runs) -> None:
+    """Three clips before an engine of two take two chunks; the one clip that fits into the second joins them."""
+    queue = make_queue(chunk=2)
+    first = await _occupied(queue, runs)
+    waiting = await _queued(queue, [1, 2, 3], [4], [5])
+    runs.release.set()
+    await asyncio.gather(first, *waiting)
+    assert runs.batches == [[0], [1, 2, 3, 4], [5]]
+
+
+async def test_a_free_engine_does_not_wait_for_nobody(make_queue: MakeQueue, runs: Runs) -> None:
+    """If no further request is arriving, a run starts at once, however long it might wait."""
+    queue = make_queue(max_wait_s=600)
+    runs.release.set()
+    assert _numbers(await asyncio.wait_for(queue.detect(_clips(1)), 20)) == [1]
+
+
+async def test_a_free_engine_waits_for_what_arrives(make_queue: MakeQueue, runs: Runs) -> None:
+    """While the body of another request arrives, a request waits for it; both run together as soon as it is there."""
+    queue = make_queue(max_wait_s=600)
+    runs.release.set()
+    with queue.arriving():
+        (first,) = await _queued(queue, [1])
+        assert (queue.running, queue.waiting) == (False, 1)
+    (second,) = await _queued(queue, [2])
+    assert [_numbers(await task) for task in (first, second)] == [[1], [2]]
+    assert runs.batches == [[1, 2]]
+
+
+async def test_a_full_batch_waits_for_nothing(make_queue: MakeQueue, runs: Runs) -> None:
+    """With all the clips a run can take, it starts whatever may still arrive."""
+    queue = make_queue(max_wait_s=600)
+    runs.release.set()
+    with queue.arriving():
+        tasks = await _queued(queue, [1, 2], [3, 4])
+        await asyncio.gather(*tasks)
+    assert runs.batches == [[1, 2, 3, 4]]
+
+
+async def test_the_wait_for_company_is_bounded(make_queue: MakeQueue, runs: Runs) -> None:
+    """A body that never comes to its end holds nobody up for longer than `max_wait_s`."""
+    queue = make_queue(max_wait_s=0.02)
+    runs.release.set()
+    with queue.arriving():
+        timed = await queue.detect(_clips(1))
+    assert timed.queue_s >= 0.02
+
+
+async def test_a_full_queue_refuses(make_queue: MakeQueue, runs: Runs) -> None:
     """One more than there are places is refused with a hint when to come back, and costs nobody a place."""
-    first = await _occupied(queue, calls)
-    waiting = await _queued(queue, calls, "second", "third")
+    queue = make_queue(max_waiting=2)
+    first = await _occupied(queue, runs)
+    waiting = await _queued(queue, [1], [2])
     with pytest.raises(QueueFull, match=r"stage1\.max_queue") as caught:
-        await asyncio.wait_for(queue.run(calls.call("fourth")), timeout=5)
+        await asyncio.wait_for(queue.detect(_clips(3)), timeout=5)
     assert caught.value.retry_after_s is not None
     assert caught.value.retry_after_s > 0
-    calls.release.set()
+    runs.release.set()
     await asyncio.gather(first, *waiting)
-    assert (await queue.run(calls.call("fifth"))).value == "fifth"
-    assert "fourth" not in calls.order
+    assert _numbers(await queue.detect(_clips(4))) == [4]
+    assert runs.batches == [[0], [1, 2], [4]]
 
 
-async def test_a_cancelled_caller_leaves_the_queue(queue: InferenceQueue, calls: Calls) -> None:
+async def test_a_cancelled_caller_leaves_the_queue(make_queue: MakeQueue, runs: Runs) -> None:
     """Who goes while waiting is never run; those behind move up."""
-    first = await _occupied(queue, calls)
-    second, third = await _queued(queue, calls, "second", "third")
+    queue = make_queue()
+    first = await _occupied(queue, runs)
+    second, third = await _queued(queue, [1, 2], [3])
     second.cancel()
     await asyncio.wait({second})
     assert queue.waiting == 1
-    calls.release.set()
-    await asyncio.gather(first, third)
-    assert calls.order == ["first", "third"]
+    runs.release.set()
+    assert _numbers(await third) == [3]
+    await first
+    assert runs.batches == [[0], [3]]
 
 
-async def test_the_turn_is_the_threads_not_the_callers(queue: InferenceQueue, calls: Calls) -> None:
-    """A caller cancelled while its call runs does not let the next one in before the thread has ended."""
-    first = await _occupied(queue, calls)
-    (second,) = await _queued(queue, calls, "second")
+async def test_the_engine_is_the_threads_not_the_callers(make_queue: MakeQueue, runs: Runs) -> None:
+    """A caller cancelled while its run goes on does not let the next one in before the thread has ended."""
+    queue = make_queue()
+    first = await _occupied(queue, runs)
+    (second,) = await _queued(queue, [1])
     first.cancel()
     await asyncio.wait({first})
     await asyncio.sleep(0)
-    assert (queue.running, queue.waiting) == (True, 1)
-    assert calls.order == ["first"]
-    calls.release.set()
-    assert (await second).value == "second"
-    assert calls.most_at_once == 1
+    assert (queue.running, queue.waiting, runs.batches) == (True, 1, [[0]])
+    runs.release.set()
+    assert _numbers(await second) == [1]
+    assert runs.most_at_once == 1
 
 
-async def test_a_deadline_ends_the_waiting(queue: InferenceQueue, calls: Calls) -> None:
+async def test_a_deadline_ends_the_waiting(make_queue: MakeQueue, runs: Runs) -> None:
     """What cannot start in time is shed while it waits, or at once if it is late already; neither runs."""
-    first = await _occupied(queue, calls)
+    queue = make_queue()
+    first = await _occupied(queue, runs)
     with pytest.raises(DeadlineShed, match="before the detector was free"):
-        await queue.run(calls.call("soon"), deadline_at=time.monotonic() + 0.02)
+        await queue.detect(_clips(1), deadline_at=time.monotonic() + 0.02)
     assert queue.waiting == 0
-    calls.release.set()
+    runs.release.set()
     await first
     with pytest.raises(DeadlineShed, match="had passed"):
-        await queue.run(calls.call("late"), deadline_at=time.monotonic() - 1)
-    in_time = await queue.run(calls.call("in time"), deadline_at=time.monotonic() + 20)
-    assert calls.order == ["first", in_time.value]
+        await queue.detect(_clips(2), deadline_at=time.monotonic() - 1)
+    await queue.detect(_clips(3), deadline_at=time.monotonic() + 20)
+    assert runs.batches == [[0], [3]]
 
 
-async def test_a_failing_call_gives_its_turn_back(queue: InferenceQueue, calls: Calls) -> None:
-    """An error reaches its caller, and the next call runs."""
-
-    def broken() -> str:
-        raise EngineFailed("broken")
-
-    calls.release.set()
-    with pytest.raises(EngineFailed, match="broken"):
-        await queue.run(broken)
-    assert (await queue.run(calls.call("next"))).value == "next"
-
-
-async def test_an_abandoned_failing_call_is_quiet(queue: InferenceQueue, calls: Calls) -> None:
-    """A call that fails after its caller has gone gives its turn back and warns nobody."""
-
-    def broken() -> str:
-        calls.call("broken")()
-        raise EngineFailed("broken")
-
-    task = asyncio.create_task(queue.run(broken))
-    assert await asyncio.to_thread(calls.started.wait, 10)
-    task.cancel()
-    await asyncio.wait({task})
-    calls.release.set()
-    assert (await queue.run(calls.call("next"))).value == "next"
+async def test_a_run_that_breaks_is_told_to_all_in_it(make_queue: MakeQueue, runs: Runs) -> None:
+    """An error of the engine itself reaches every caller of that run that is still there; the next run goes on."""
+    queue = make_queue()
+    runs.breaks = True
+    first = await _occupied(queue, runs)
+    waiting = await _queued(queue, [1], [2])
+    first.cancel()
+    await asyncio.wait({first})
+    runs.release.set()
+    for task in waiting:
+        with pytest.raises(EngineFailed, match="broken"):
+            await task
+    runs.breaks = False
+    assert _numbers(await queue.detect(_clips(3))) == [3]
 
 
-async def test_a_closed_queue_takes_nothing(queue: InferenceQueue, calls: Calls) -> None:
-    """After closing, a call fails instead of hanging, and holds no turn."""
+async def test_a_closed_queue_lets_nobody_wait(make_queue: MakeQueue, runs: Runs) -> None:
+    """Closing refuses what waits and what comes, instead of letting it hang."""
+    queue = make_queue()
+    first = await _occupied(queue, runs)
+    (waiting,) = await _queued(queue, [1])
     queue.close()
+    with pytest.raises(StageUnreachable, match="stopping"):
+        await waiting
+    runs.release.set()
+    await first
     with pytest.raises(RuntimeError, match="shutdown"):
-        await queue.run(calls.call("late"))
-    assert not queue.running
+        await queue.detect(_clips(2))
+    assert (queue.running, queue.waiting) == (False, 0)
+
+
+async def test_other_work_shares_the_thread(make_queue: MakeQueue) -> None:
+    """What loads the engine runs in the thread that later runs it."""
+    queue = make_queue()
+    assert (await queue.call(threading.current_thread)).name.startswith("detector")
