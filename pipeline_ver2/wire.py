@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 SERVER_TIMING_HEADER = "Server-Timing"
 OIP_HEAD_LENGTH_HEADER = "Inference-Header-Content-Length"
 
+_FIELD = re.compile(r"[A-Za-z_][\w.]*(?=: )")
+
 OIP_DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
@@ -34,6 +37,9 @@ OIP_DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
+
+
+_LONGEST_NAME, _MOST_SIDES, _LONGEST_SIDE = 200, 32, 2**63
 
 
 class WireModel(BaseModel):
@@ -151,6 +157,9 @@ def error_body(error: ZroactError) -> dict[str, Any]:
     """The JSON every server of this project sends for an error of the tree; OpenAI clients understand it too."""
     kind = "invalid_request_error" if isinstance(error, RequestError) else "server_error"
     detail = {"code": error.code, "message": str(error), "retryable": error.retryable, "type": kind}
+    # OpenAI's word for the field that is to blame; our messages begin with it where there is one.
+    named = _FIELD.match(str(error)) if isinstance(error, RequestError) else None
+    detail["param"] = None if named is None else named.group()
     if isinstance(error, AnswerError):
         detail["raw_text"] = error.raw_text
     return {"error": detail}
@@ -159,6 +168,7 @@ def error_body(error: ZroactError) -> dict[str, Any]:
 def oip_error_body(error: ZroactError) -> dict[str, Any]:
     """The same for the Open Inference Protocol, whose `error` is the message itself; the rest stands beside it."""
     detail = error_body(error)["error"]
+    del detail["param"]
     return {"error": detail.pop("message"), **detail}
 
 
@@ -267,10 +277,10 @@ def _json_object(view: memoryview) -> dict[str, Any]:
 
 def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArray[Any], int]:
     name, datatype = entry.get("name"), entry.get("datatype")
-    if not isinstance(name, str):
-        raise RequestError("a tensor has no name")
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise RequestError(f"a tensor has no name of at most {_LONGEST_NAME} characters")
     if not isinstance(datatype, str) or datatype not in OIP_DTYPES:
-        raise RequestError(f"tensor {name}: datatype {datatype!r} is not one of {', '.join(OIP_DTYPES)}")
+        raise RequestError(f"tensor {name}: datatype {str(datatype)[:40]!r} is not one of {', '.join(OIP_DTYPES)}")
     shape = _shape(name, entry.get("shape"))
     dtype, count = OIP_DTYPES[datatype], math.prod(shape)
     parameters = entry.get("parameters") or {}
@@ -280,7 +290,8 @@ def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArr
     if size is None:
         return name, _from_json(name, entry.get("data"), dtype, shape), 0
     if type(size) is not int or size != count * dtype.itemsize:
-        raise RequestError(f"tensor {name}: binary_data_size is {size}, shape {shape} needs {count * dtype.itemsize}")
+        needed = f"shape {str(shape)[:80]} needs {count * dtype.itemsize}"
+        raise RequestError(f"tensor {name}: binary_data_size is {str(size)[:40]}, {needed}")
     if size > len(rest):
         raise RequestError(f"tensor {name}: the body ends {size - len(rest)} bytes early")
     try:
@@ -290,19 +301,22 @@ def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArr
 
 
 def _shape(name: str, shape: object) -> tuple[int, ...]:
-    if not isinstance(shape, Sequence) or not all(type(side) is int and side >= 0 for side in shape):
-        raise RequestError(f"tensor {name}: shape {shape!r} must be a list of whole numbers from 0 up")
+    # Bounds, so that their product is worked out in no time.
+    if not isinstance(shape, list) or len(shape) > _MOST_SIDES:
+        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} must be a list of at most {_MOST_SIDES} sides")
+    if not all(type(side) is int and 0 <= side < _LONGEST_SIDE for side in shape):
+        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} must be a list of whole numbers from 0 up")
     return tuple(shape)
 
 
 def _from_json(name: str, data: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    said = f"tensor {name}: data does not fit {dtype.name} of shape {shape}"
+    said = f"tensor {name}: data does not fit {dtype.name} of shape {str(shape)[:80]}"
     try:
         given = np.asarray(data).reshape(shape)
         with np.errstate(invalid="ignore", over="ignore"):
             array = given.astype(dtype, casting="unsafe")
     except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"{said}: {error}") from error
+        raise RequestError(f"{said}: {str(error)[:200]}") from error
     if given.dtype.kind not in "biuf" or (dtype.kind in "biu" and not np.array_equal(given, array)):
         raise RequestError(f"{said}: not all its values are numbers of that type")
     return array

@@ -32,17 +32,21 @@ T = TypeVar("T")
 BODY_TIMEOUT_S = 60.0
 MAX_KEY_LENGTH = 200
 STATUS_CLIENT_GONE = 499
-_OIP_PATHS = "/v2/"
+_OIP_PATHS, _OPENAI_PATHS = "/v2/", "/v1/"
 MEGABYTE = 1_000_000
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `retryable` says whether the same request may succeed later, `type` is OpenAI's word for it."""
+    """What went wrong; `retryable` says whether the same request may succeed later.
+
+    `type` and `param`, the field that is to blame, are OpenAI's words.
+    """
 
     code: str
     message: str
     retryable: bool
     type: str
+    param: str | None = None
     raw_text: str | None = None
 
 
@@ -132,13 +136,14 @@ def request_context(request: Request) -> RequestContext:
 def error_response(error: ZroactError, path: str) -> JSONResponse:
     """The reply for an error of the tree, as the protocol of the path has it.
 
-    `Retry-After` is there where the error knows when to come back.
+    `Retry-After` is there where the error knows when to come back. To the clients of both machines' protocols a bad request is a 400.
     """
     headers = {}
     if isinstance(error, StageError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     body = oip_error_body(error) if path.startswith(_OIP_PATHS) else error_body(error)
-    return JSONResponse(body, status_code=error.http_status, headers=headers)
+    is_400 = path.startswith((_OIP_PATHS, _OPENAI_PATHS)) and error.http_status == RequestError.http_status
+    return JSONResponse(body, status_code=400 if is_400 else error.http_status, headers=headers)
 
 
 async def cancel_when_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -343,7 +348,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         raise error
     detail = {"code": "http", "message": str(error.detail), "retryable": False, "type": "invalid_request_error"}
     oip = request.url.path.startswith(_OIP_PATHS)
-    body = {"error": detail.pop("message"), **detail} if oip else {"error": detail}
+    body = {"error": detail.pop("message"), **detail} if oip else {"error": {**detail, "param": None}}
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 

@@ -47,6 +47,7 @@ _SPARE_BODIES = 16
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply} for status in (404, 413, 422, 429, 502, 503, 504)
 }
+_OPENAI_REFUSALS = {**_REFUSALS, 400: _REFUSALS[422]}
 
 
 def build_app(config: Config, engine: Engine | None = None) -> FastAPI:
@@ -107,7 +108,7 @@ async def _start(app: FastAPI, engine: Engine) -> None:
 def _add_openai_routes(app: FastAPI, service: Stage2Service, config: Config) -> None:
     cache: IdempotencyCache[Served] = IdempotencyCache(_REPLAYED)
 
-    @app.post("/v1/chat/completions", tags=["openai"], responses=_REFUSALS, openapi_extra=_CHAT_DOCS)
+    @app.post("/v1/chat/completions", tags=["openai"], responses=_OPENAI_REFUSALS, openapi_extra=_CHAT_DOCS)
     async def chat_completions(request: Request) -> Response:
         """Answer a chat, in one piece or as server-sent events. Never sent to the engine twice."""
         context = request_context(request)

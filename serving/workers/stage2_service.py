@@ -106,7 +106,7 @@ class Stage2Service:
     async def _check_model(self, chat: Chat) -> None:
         served = await self.engine.served_model()
         if chat.model != served:
-            raise UnknownModel(f"model {chat.model[:100]!r} is not served here; this is {served!r}")
+            raise UnknownModel(f"model: {chat.model[:100]!r} is not served here; this is {served!r}")
 
     @asynccontextmanager
     async def _admitted(self, context: RequestContext) -> AsyncIterator[_Span]:

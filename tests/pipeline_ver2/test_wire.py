@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from pipeline_ver2 import wire
-from pipeline_ver2.errors import AnswerError, QueueFull, RequestError
+from pipeline_ver2.errors import AnswerError, EngineFailed, QueueFull, RequestError, ZroactError
 from pipeline_ver2.wire import (
     Detection,
     DetectRequest,
@@ -232,9 +232,25 @@ def test_errors_have_one_shape() -> None:
         "message": "full",
         "retryable": True,
         "type": "server_error",
+        "param": None,
     }
     assert error_body(RequestError("no"))["error"]["type"] == "invalid_request_error"
     assert error_body(AnswerError("cut", "raw"))["error"]["raw_text"] == "raw"
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (RequestError("messages.0.content.1: needs text"), "messages.0.content.1"),
+        (RequestError("the body is not valid JSON: line 1"), None),
+        (RequestError("image 1: damaged"), None),
+        (RequestError("no: colon later"), "no"),
+        (EngineFailed("vllm: it died"), None),
+    ],
+)
+def test_a_refused_field_is_openais_param(error: ZroactError, param: str | None) -> None:
+    """What the message begins with, if that is a field; errors of the server name none."""
+    assert error_body(error)["error"]["param"] == param
 
 
 def test_errors_of_the_inference_protocol_are_a_text() -> None:

@@ -169,6 +169,7 @@ async def test_health_says_alive_while_not_ready(url: str, story: Story, http: a
             "message": "still loading",
             "retryable": True,
             "type": "server_error",
+            "param": None,
         }
 
 
