@@ -11,6 +11,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Coroutine, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -49,12 +50,25 @@ def zroact(
 def up(
     config: Annotated[Path | None, typer.Option(help="Configuration file; default ./config.json.")] = None,
 ) -> None:
-    """Run both daemons until Ctrl-C, and start them again when they die. A second Ctrl-C kills them."""
+    """Run both daemons and the job API until Ctrl-C; daemons that die start again. A second Ctrl-C kills them."""
     from pipeline_ver2.command import LOG_FORMAT, exit_codes
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     with exit_codes():
-        asyncio.run(_until_stopped(load_config(config)))
+        asyncio.run(_until_stopped(_keep_up(load_config(config))))
+
+
+@app.command()
+def worker(
+    config: Annotated[Path | None, typer.Option(help="Configuration file; default ./config.json.")] = None,
+    adopt: Annotated[list[str] | None, typer.Option(help="Take over the jobs of a dead executor.")] = None,
+) -> None:
+    """Run jobs of the queue without the API, with stages that are up, until Ctrl-C."""
+    from pipeline_ver2.command import LOG_FORMAT, exit_codes
+
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    with exit_codes():
+        asyncio.run(_until_stopped(_work(load_config(config), adopt or [])))
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
@@ -128,9 +142,9 @@ def bench(context: typer.Context) -> None:
     command.app(context.args, prog_name="zroact bench")
 
 
-async def _until_stopped(config: Config) -> None:
-    """Keep the daemons up; the first signal stops them, a second one kills them."""
-    task = asyncio.ensure_future(_keep_up(config))
+async def _until_stopped(work: Coroutine[None, None, None]) -> None:
+    """Do the work; the first signal stops it in order, a second one at once."""
+    task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await asyncio.wait([task])
@@ -140,14 +154,29 @@ async def _until_stopped(config: Config) -> None:
 
 async def _keep_up(config: Config) -> None:
     from pipeline_ver2.supervisor import Supervisor
+    from serving.server import job_server, reserved, until_broken
 
-    async with Supervisor(config) as supervisor:
-        typer.echo(f"ready: Stage 1 at {config.stage1.base_url}, Stage 2 at {config.stage2.base_url}")
-        if not supervisor.started:
-            typer.echo("both were running already, there is nothing to keep up")
-            return
-        typer.echo("Ctrl-C stops what was started here")
-        await supervisor.wait_failed()
+    with reserved(config) as (listener, url):
+        async with Supervisor(config) as supervisor, job_server(config, listener) as serving:
+            stages = f"Stage 1 at {config.stage1.base_url}, Stage 2 at {config.stage2.base_url}"
+            typer.echo(f"ready: {stages}, jobs at {url}")
+            typer.echo("Ctrl-C stops what was started here")
+            ends = [asyncio.ensure_future(end) for end in (supervisor.wait_failed(), until_broken(serving))]
+            try:
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in done:
+                    end.result()
+            finally:
+                for end in ends:
+                    end.cancel()
+
+
+async def _work(config: Config, adopted: Sequence[str]) -> None:
+    from serving.server import engine
+
+    async with engine(config, adopted):
+        typer.echo(f"ready: jobs of {config.paths.data_dir} run here; Ctrl-C stops")
+        await asyncio.Event().wait()
 
 
 def main() -> None:

@@ -28,11 +28,13 @@ def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, free_ports: tuple[int, int]) -> Path:
+def folder(tmp_path: Path, three_free_ports: tuple[int, int, int]) -> Path:
     """A folder with a configuration of emulated engines on free ports."""
+    first, second, third = three_free_ports
     content = {
-        "stage1": {"port": free_ports[0], "engine": "emulated"},
-        "stage2": {"port": free_ports[1], "engine": "emulated", "start_timeout_s": PATIENCE_S},
+        "stage1": {"port": first, "engine": "emulated"},
+        "stage2": {"port": second, "engine": "emulated", "start_timeout_s": PATIENCE_S},
+        "serving": {"port": third},
     }
     (tmp_path / "config.json").write_text(json.dumps(content))
     return tmp_path
@@ -99,6 +101,7 @@ def test_help_names_every_subcommand(tmp_path: Path) -> None:
         (["run", "--help"], "--annotate"),
         (["bench", "--help"], "seed"),
         (["up", "--help"], "--config"),
+        (["worker", "--help"], "--adopt"),
         (["plan-vram", "--help"], "--per-request-gb"),
     ],
 )
@@ -191,11 +194,12 @@ async def test_daemons_do_not_outlive_up(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.fault("O6")
 def test_up_ends_on_sigterm(folder: Path) -> None:
-    """A service manager's SIGTERM is an orderly end; a second `up` beside it had nothing to do."""
+    """A service manager's SIGTERM is an orderly end; a second `up` beside it finds the address taken."""
     with up(folder) as running:
         second = call("up", folder=folder)
-        assert second.returncode == 0
-        assert "running already" in second.stdout
+        assert second.returncode == 2
+        assert "serving.port" in second.stderr
+        assert "already in use" in second.stderr
         running.process.terminate()
         assert running.process.wait(PATIENCE_S) == 0
         assert not any(is_running(pid) for pid in running.all_daemons())

@@ -1,0 +1,270 @@
+"""The job API: send a video, follow its job, fetch what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import aiohttp
+from fastapi import APIRouter, FastAPI, Header, Query, Request, Response, status
+from fastapi.responses import FileResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+
+from pipeline_ver2.command import VIDEO_NAME
+from pipeline_ver2.config import Config
+from pipeline_ver2.errors import (
+    ConfigError,
+    JobNotEnded,
+    NothingThere,
+    QueueFull,
+    RequestError,
+    StageUnreachable,
+    UnknownJob,
+)
+from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
+from pipeline_ver2.results import RESULTS_NAME
+from pipeline_ver2.stage_probe import address_of, find_stage
+from serving import problems
+from serving.intake import Intake, SourceRequest
+from serving.job_metrics import JobMetrics
+from serving.jobs import DataDir, JobOptions, JobRecord, JobState
+from serving.progress import Progress, follow, read_progress
+from serving.security import Guard
+from serving.store import JobStore
+from serving.uploads import check_room
+
+CANCEL_WAIT_S = 1.8
+"""A cancelled job is waited for so long, that the reply can say it has ended."""
+MAX_FOLLOWERS = 100
+
+_CANCEL_LOOK_S = 0.05
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: {"model": problems.Problem, "content": {problems.MEDIA_TYPE: {}}} for code in (401, 404, 422)
+}
+
+
+class JobReply(JobRecord):
+    """A job, how far it is, and where its parts are."""
+
+    progress: Progress
+    links: dict[str, str]
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first; `next` leads to older ones, null where there are none."""
+
+    jobs: list[JobRecord]
+    next: str | None
+
+
+class JobApi:
+    """The routes of the API, and what they work with.
+
+    Args:
+        config: The configuration.
+        store: The table of jobs.
+        data: Where jobs have their folders.
+        intake: Takes new jobs in.
+        metrics: Shown at `/metrics`.
+    """
+
+    def __init__(self, config: Config, store: JobStore, data: DataDir, intake: Intake, metrics: JobMetrics) -> None:
+        self._config = config
+        self._store = store
+        self._data = data
+        self._intake = intake
+        self._metrics = metrics
+        self._followers = 0
+        self.stopping = asyncio.Event()
+
+    def build(self) -> FastAPI:
+        """The application."""
+        app = FastAPI(title="zroact-stage2 jobs", responses=_PROBLEMS)
+        problems.install(app)
+        app.add_middleware(Guard, token=self._config.serving.token)
+        app.include_router(self._job_routes())
+        app.include_router(self._health_routes())
+        return app
+
+    def _job_routes(self) -> APIRouter:
+        router = APIRouter(tags=["jobs"])
+        router.add_api_route(
+            "/jobs",
+            self.create,
+            methods=["POST"],
+            status_code=status.HTTP_202_ACCEPTED,
+            openapi_extra={"requestBody": _request_body()},
+        )
+        router.add_api_route("/jobs", self.page, methods=["GET"])
+        router.add_api_route("/jobs/{job_id}", self.job, methods=["GET"])
+        router.add_api_route("/jobs/{job_id}", self.cancel, methods=["DELETE"])
+        router.add_api_route("/jobs/{job_id}/events", self.events, methods=["GET"], response_class=StreamingResponse)
+        for path, endpoint in (
+            ("results", self.results),
+            ("timeline", self.timeline),
+            ("timeline.svg", self.picture),
+            ("video", self.video),
+        ):
+            router.add_api_route(f"/jobs/{{job_id}}/{path}", endpoint, methods=["GET"], response_class=FileResponse)
+        return router
+
+    def _health_routes(self) -> APIRouter:
+        router = APIRouter(tags=["health"])
+        router.add_api_route("/livez", self.livez, methods=["GET"])
+        router.add_api_route("/readyz", self.readyz, methods=["GET"])
+        router.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
+        return router
+
+    async def create(self, request: Request, response: Response) -> JobReply:
+        """Queue a video. With an `Idempotency-Key`, asking again gives the same job."""
+        record = await self._intake.take(request)
+        response.headers["Location"] = f"/jobs/{record.id}"
+        return await self._reply(record)
+
+    async def page(
+        self,
+        state: JobState | None = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+        before: Annotated[str | None, Query(description="from `next` of the page before")] = None,
+    ) -> JobPage:
+        """Jobs, newest first."""
+        found = await asyncio.to_thread(self._store.page, state=state, limit=limit + 1, before=_cursor(before))
+        jobs, more = found[:limit], len(found) > limit
+        if not more:
+            return JobPage(jobs=jobs, next=None)
+        chosen = "" if state is None else f"&state={state}"
+        place = f"{jobs[-1].created_at.timestamp():.6f}~{jobs[-1].id}"
+        return JobPage(jobs=jobs, next=f"/jobs?limit={limit}{chosen}&before={place}")
+
+    async def job(self, job_id: str) -> JobReply:
+        """One job and how far it is."""
+        return await self._reply(await self._record(job_id))
+
+    async def cancel(self, job_id: str) -> JobReply:
+        """End a job; one that has ended stays as it is. What it has found so far is kept."""
+        record = await asyncio.to_thread(self._store.ask_cancel, job_id)
+        give_up_at = asyncio.get_running_loop().time() + CANCEL_WAIT_S
+        while not record.has_ended and asyncio.get_running_loop().time() < give_up_at:
+            await asyncio.sleep(_CANCEL_LOOK_S)
+            record = await self._record(job_id)
+        if record.state == "cancelled":
+            await asyncio.to_thread(self._data.folder(job_id).upload.unlink, missing_ok=True)
+        return await self._reply(record)
+
+    async def events(self, job_id: str, last_event_id: Annotated[str, Header()] = "0") -> StreamingResponse:
+        """Server-sent events: `state`, `progress`, each `keyframe` and `slot` as it comes, `warning`, `end`.
+
+        `Last-Event-ID` goes on behind the record of that id. After `end` there is nothing more.
+        """
+        await self._record(job_id)
+        if self._followers >= MAX_FOLLOWERS:
+            raise QueueFull(f"{self._followers} clients follow jobs already", retry_after_s=5)
+        offset = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else 0
+        return StreamingResponse(
+            self._follow(job_id, offset), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    async def results(self, job_id: str) -> FileResponse:
+        """results.json of a job that has ended."""
+        return await self._file(job_id, RESULTS_NAME, "application/json")
+
+    async def timeline(self, job_id: str) -> FileResponse:
+        """Both stages over time as a Chrome trace, for https://ui.perfetto.dev."""
+        return await self._file(job_id, TRACE_NAME, "application/json")
+
+    async def picture(self, job_id: str) -> FileResponse:
+        """Both stages over time as a picture."""
+        return await self._file(job_id, PICTURE_NAME, "image/svg+xml")
+
+    async def video(self, job_id: str) -> FileResponse:
+        """The annotated video; `Range` gives parts of it."""
+        return await self._file(job_id, VIDEO_NAME, "video/mp4")
+
+    async def livez(self) -> dict[str, str]:
+        """The process answers."""
+        return {"status": "alive"}
+
+    async def readyz(self) -> dict[str, str]:
+        """A job that comes now could be taken and run: room in the queue and on the disk, both stages up."""
+        waiting = (await asyncio.to_thread(self._store.counts)).get("queued", 0)
+        if waiting >= self._intake.max_queue:
+            raise StageUnreachable(f"queue: {waiting} jobs wait, there is room for no more")
+        await asyncio.to_thread(check_room, self._data.path)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            await asyncio.gather(*(self._check_stage(session, stage) for stage in ("stage1", "stage2")))
+        return {"status": "ready"}
+
+    async def show_metrics(self) -> Response:
+        """Prometheus text."""
+        text = await asyncio.to_thread(generate_latest, self._metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def _record(self, job_id: str) -> JobRecord:
+        return await asyncio.to_thread(self._store.get, job_id)
+
+    async def _reply(self, record: JobRecord) -> JobReply:
+        progress = await asyncio.to_thread(read_progress, self._data.folder(record.id))
+        parts = ("events", "results", "timeline", "timeline.svg", "video")
+        links = {"self": f"/jobs/{record.id}", **{part: f"/jobs/{record.id}/{part}" for part in parts}}
+        return JobReply(**record.model_dump(), progress=progress, links=links)
+
+    async def _file(self, job_id: str, name: str, media_type: str) -> FileResponse:
+        record = await self._record(job_id)
+        if not record.has_ended:
+            raise JobNotEnded(f"job {job_id} is {record.state}; this is there when it has ended")
+        path: Path = self._data.folder(job_id).path / name
+        if not await asyncio.to_thread(path.is_file):
+            raise NothingThere(f"job {job_id} ended ({record.state}) without it")
+        return FileResponse(path, media_type=media_type)
+
+    async def _follow(self, job_id: str, offset: int) -> AsyncIterator[bytes]:
+        async def look() -> JobRecord | None:
+            try:
+                return await self._record(job_id)
+            except UnknownJob:
+                return None
+
+        self._followers += 1
+        try:
+            async for event in follow(self._data.folder(job_id), look, offset, self.stopping):
+                yield event
+        finally:
+            self._followers -= 1
+
+    async def _check_stage(self, session: aiohttp.ClientSession, stage: Literal["stage1", "stage2"]) -> None:
+        try:
+            address = address_of(self._config, stage)
+        except ConfigError as error:
+            raise StageUnreachable(str(error)) from error
+        found = await find_stage(session, address)
+        if found.state != "ready":
+            raise StageUnreachable(f"{address.title} at {address.url} is {found.state}: {found.detail}")
+
+
+def _cursor(text: str | None) -> tuple[float, str] | None:
+    if text is None:
+        return None
+    time, _, job_id = text.partition("~")
+    try:
+        return float(time), job_id
+    except ValueError as error:
+        raise RequestError("before: take it from `next` of the page before") from error
+
+
+def _request_body() -> dict[str, Any]:
+    """What the documentation says of the body, which no framework reads here."""
+    form = {
+        "type": "object",
+        "required": ["video"],
+        "properties": {"video": {"type": "string", "format": "binary"}, "options": JobOptions.model_json_schema()},
+    }
+    source = SourceRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    source.pop("$defs", None)
+    source["properties"]["options"] = JobOptions.model_json_schema()
+    return {
+        "required": True,
+        "content": {"multipart/form-data": {"schema": form}, "application/json": {"schema": source}},
+    }

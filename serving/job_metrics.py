@@ -1,0 +1,62 @@
+"""What the job server tells Prometheus."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from serving.jobs import JobRecord, JobState
+from serving.store import JobStore
+
+_WAITS_S = (0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
+
+
+class JobMetrics:
+    """Counters of this process, and the state of the table and the disk when they are asked for."""
+
+    def __init__(self, registry: CollectorRegistry, store: JobStore, data_dir: Path) -> None:
+        self.registry = registry
+        self._ended = Counter("zroact_jobs_ended", "Jobs this process ended, by state.", ["state"], registry=registry)
+        self._wait = Histogram(
+            "zroact_job_queue_wait_seconds", "From the request to the first start.", buckets=_WAITS_S, registry=registry
+        )
+        self.upload_bytes = Counter("zroact_upload_bytes", "Bytes of uploaded videos.", registry=registry)
+        registry.register(_Table(store, data_dir))
+
+    def started(self, record: JobRecord) -> None:
+        """A job was started; its wait counts once."""
+        if record.attempts == 1:
+            self._wait.observe(max(0.0, time.time() - record.created_at.timestamp()))
+
+    def ended(self, state: JobState) -> None:
+        """A job has ended."""
+        self._ended.labels(state).inc()
+
+
+class _Table(Collector):
+    """Jobs by state, and room on the disk, looked up when Prometheus asks."""
+
+    def __init__(self, store: JobStore, data_dir: Path) -> None:
+        self._store = store
+        self._data_dir = data_dir
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The current values; blocks."""
+        counts = self._store.counts()
+        jobs = GaugeMetricFamily("zroact_jobs", "Jobs by state.", labels=["state"])
+        for state in get_args(JobState):
+            jobs.add_metric([state], counts.get(state, 0))
+        yield jobs
+        free = shutil.disk_usage(self._data_dir).free
+        yield GaugeMetricFamily("zroact_disk_free_bytes", "Room left where jobs are kept.", value=free)
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing, so that registering looks nothing up."""
+        return []

@@ -1,0 +1,214 @@
+"""A job: what was asked for, where its files are, what became of it."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline_ver2.config import Config
+from pipeline_ver2.errors import FolderInUse, ResultsError
+
+JobState = Literal["queued", "running", "succeeded", "partial", "failed", "cancelled"]
+ENDED: frozenset[JobState] = frozenset({"succeeded", "partial", "failed", "cancelled"})
+
+_ID_BYTES = 8
+_REQUEST_S = 3600.0
+
+
+class JobOptions(BaseModel):
+    """What a client may choose. `gate` stands over `pipeline.gate`; `annotate` asks for an annotated video."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gate: Literal["all", "detections"] | None = None
+    annotate: bool = True
+
+    def apply(self, config: Config) -> Config:
+        """The configuration with these options."""
+        if self.gate is None:
+            return config
+        return config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"gate": self.gate})})
+
+
+class JobRecord(BaseModel):
+    """A job as clients see it. `name` is what the client called its video; it names nothing here."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str
+    state: JobState
+    error: str | None = None
+    options: JobOptions
+    attempts: int
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.state in ENDED
+
+
+class JobFile(BaseModel):
+    """The content of job.json: all that is needed to run a job in the folder the file lies in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    source: Path
+    options: JobOptions = JobOptions()
+
+    @classmethod
+    def read(cls, file: Path) -> JobFile:
+        """Load a job file; a relative source is relative to it.
+
+        Raises:
+            ResultsError: It is missing or not a job file.
+        """
+        try:
+            job = cls.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise ResultsError(f"{file}: {error.strerror}") from error
+        except ValidationError as error:
+            raise ResultsError(f"{file} is no job file: {error.errors()[0]['msg']}") from error
+        return job.model_copy(update={"source": file.parent / job.source})
+
+
+def new_job_id() -> str:
+    """An id nobody can guess."""
+    return secrets.token_hex(_ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """The folder of one job, and its files beside those of a run."""
+
+    path: Path
+
+    @property
+    def job_file(self) -> Path:
+        """What was asked for."""
+        return self.path / "job.json"
+
+    @property
+    def upload(self) -> Path:
+        """The uploaded video, if the job came with one."""
+        return self.path / "source"
+
+    @property
+    def progress(self) -> Path:
+        """How far the run is."""
+        return self.path / "progress.json"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder, so that one process alone runs the job.
+
+        Raises:
+            FolderInUse: Another one does.
+            ResultsError: There is no such folder.
+        """
+        with locked(self.path / ".worker.lock"):
+            yield
+
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.stat().st_size for file in self.path.glob("*") if file.is_file())
+
+    def remove(self) -> None:
+        """Delete it with all its files."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """`paths.data_dir`: jobs, uploads on their way, the queue, and who works on it."""
+
+    path: Path
+
+    @property
+    def uploads(self) -> Path:
+        """Uploads that are not jobs yet."""
+        return self.path / "uploads"
+
+    @property
+    def jobs(self) -> Path:
+        """One folder a job."""
+        return self.path / "jobs"
+
+    @property
+    def database_url(self) -> str:
+        """The queue where no other database is named."""
+        return f"sqlite:///{self.path / 'jobs.sqlite'}"
+
+    def prepare(self) -> None:
+        """Make the folders.
+
+        Raises:
+            ResultsError: They cannot be made.
+        """
+        try:
+            for folder in (self.uploads, self.jobs, self.path / "executors"):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResultsError(f"paths.data_dir: {error.filename}: {error.strerror}") from error
+
+    def sweep(self, is_known: Callable[[str], bool]) -> None:
+        """Delete folders of no job, older than any request: their process ended before it entered the job; blocks."""
+        for path in self.jobs.iterdir():
+            if time.time() - path.stat().st_mtime > _REQUEST_S and not is_known(path.name):
+                JobFolder(path).remove()
+
+    def folder(self, job_id: str) -> JobFolder:
+        """The folder of a job."""
+        return JobFolder(self.jobs / job_id)
+
+    @contextmanager
+    def executor(self) -> Iterator[str]:
+        """A name of this process among those that run jobs, held until the block ends.
+
+        The first free number is taken, so that whoever starts after a crash goes on with the jobs of the dead.
+        """
+        for number in range(1000):
+            name = f"{socket.gethostname()}-{number}"
+            with suppress(FolderInUse), locked(self.path / "executors" / f"{name}.lock"):
+                yield name
+                return
+        raise ResultsError(f"{self.path}: too many processes run jobs here")
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[IO[bytes]]:
+    """A file, made if it is missing, with an exclusive lock that ends with the block or the process.
+
+    Raises:
+        FolderInUse: Another process has the lock.
+        ResultsError: The file cannot be opened.
+    """
+    try:
+        stream = file.open("ab")
+    except OSError as error:
+        raise ResultsError(f"{file}: {error.strerror}") from error
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        stream.close()
+        raise FolderInUse(f"{file.parent} is in use by another process") from error
+    try:
+        yield stream
+    finally:
+        with suppress(OSError):  # what a full disk did not take was told when it was written
+            stream.close()

@@ -1,0 +1,145 @@
+"""The engine of a single job: `python -m serving.run_job JOB.json`, and what workers of the queue call.
+
+The job runs in the folder its file lies in, against stages that are up, and goes on with what it finds there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, EXIT_PARTIAL, EXIT_USAGE, LOG_FORMAT, draw
+from pipeline_ver2.config import Config, load_config
+from pipeline_ver2.errors import ConfigError, FolderInUse, ResultsError, VideoError, VideoOverLimits, ZroactError
+from pipeline_ver2.job import Job
+from pipeline_ver2.main import TimingRecorder
+from pipeline_ver2.realtime_pipeline import run_pipeline
+from pipeline_ver2.results import RunState
+from serving.jobs import JobFile, JobFolder
+from serving.progress import ProgressCounter
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.4
+"""How often a running job looks whether it is to stop."""
+
+StopReason = Literal["cancelled", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended; `interrupted` is no end: it goes on where it was when it is run again."""
+
+    state: RunState | Literal["interrupted"]
+    error: str | None = None
+
+
+async def run_job(
+    job: JobFile, folder: JobFolder, config: Config, why_stop: Callable[[], StopReason | None]
+) -> Outcome:
+    """Run a job, or what is left of it; whatever goes wrong with it is its outcome.
+
+    Args:
+        job: What was asked for.
+        folder: Where it runs.
+        config: The configuration.
+        why_stop: Asked every `LOOK_S`, in a thread: whether the job is to stop.
+
+    Raises:
+        FolderInUse: Another process runs it.
+    """
+    counter = ProgressCounter(folder.progress)
+    settings = job.options.apply(config)
+    with folder.held():
+        work = asyncio.create_task(_work(job, folder, settings, counter))
+        try:
+            reason = await _look_after(work, counter, settings, why_stop)
+            if reason is not None:
+                return Outcome(reason)
+            return work.result()
+        except FolderInUse:
+            raise
+        except ZroactError as error:
+            log.warning("job %s failed: %s: %s", job.id, error.code, error)
+            return Outcome("failed", f"{error.code}: {error}")
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+
+async def _work(job: JobFile, folder: JobFolder, config: Config, counter: ProgressCounter) -> Outcome:
+    recorder = TimingRecorder()
+    # A slot that failed has failed: a job is not a second try, but the rest of the first.
+    run = Job(job.source, folder.path, resume=True, keep_failed=True, job_id=job.id)
+    results = await run_pipeline(run, config, counter, recorder=recorder)
+    stop = threading.Event()
+    try:
+        await asyncio.to_thread(draw, run, results, recorder, annotated=job.options.annotate, stop=stop)
+    except (ResultsError, VideoError) as error:  # there are results all the same
+        log.warning("job %s: no pictures: %s", job.id, error)
+        return Outcome(results.state, f"{error.code}: {error}")
+    finally:
+        stop.set()
+    return Outcome(results.state, results.error)
+
+
+async def _look_after(
+    work: asyncio.Task[Outcome], counter: ProgressCounter, config: Config, why_stop: Callable[[], StopReason | None]
+) -> StopReason | None:
+    """Write progress down and look whether to stop, until the work is done or has been stopped; the reason if it was.
+
+    Raises:
+        VideoOverLimits: The video goes on for longer than it may.
+    """
+    longest = config.serving.limits.seconds
+    most_frames = longest * (config.pipeline.grid_fps or config.serving.limits.fps)
+    while True:
+        done, _ = await asyncio.wait([work], timeout=LOOK_S)
+        await asyncio.to_thread(counter.write)
+        if done:
+            return None
+        if counter.frames > most_frames:
+            raise VideoOverLimits(f"the video is longer than {longest:g} s (serving.limits.seconds)")
+        reason = await asyncio.to_thread(why_stop)
+        if reason is not None:
+            work.cancel()
+            await asyncio.wait([work])
+            return reason
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one job file without a queue; SIGINT and SIGTERM interrupt it, and it can be run again.
+
+    Returns:
+        Exit code, as `zroact run`.
+    """
+    parser = argparse.ArgumentParser(prog="serving.run_job", description="Run one job in the folder of its file.")
+    parser.add_argument("job", type=Path, help="job.json")
+    parser.add_argument("--config", type=Path, help="configuration file (default: as everywhere)")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    told = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: told.set())
+    try:
+        config, job = load_config(arguments.config), JobFile.read(arguments.job)
+        folder = JobFolder(arguments.job.parent)
+        outcome = asyncio.run(run_job(job, folder, config, lambda: "interrupted" if told.is_set() else None))
+    except (ConfigError, ResultsError) as error:
+        log.error("%s", error)  # noqa: TRY400 - the message is for the user, a traceback would hide it
+        return EXIT_USAGE
+    sys.stdout.write(f"{outcome.state}{f': {outcome.error}' if outcome.error else ''}\n")
+    codes = {"succeeded": 0, "partial": EXIT_PARTIAL, "interrupted": EXIT_INTERRUPTED}
+    return codes.get(outcome.state, EXIT_FATAL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Who may use the job server: whoever has the token, and without one only programs of this machine."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pipeline_ver2.config import ServingConfig
+from pipeline_ver2.errors import ConfigError, ForeignOrigin, Unauthorized, ZroactError
+from serving.problems import problem_response
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""For orchestrators, which have no token; they tell nothing of jobs."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only be reached from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(config: ServingConfig) -> None:
+    """Refuse to be reachable from elsewhere without a token.
+
+    Raises:
+        ConfigError: `serving.host` is not loopback and there is no `serving.token`.
+    """
+    if config.token is None and not is_loopback(config.host):
+        raise ConfigError(f"serving.host: {config.host} can be reached from elsewhere, which needs a serving.token")
+
+
+class Guard:
+    """Middleware that turns away requests without the token, and browsers that act for a foreign page.
+
+    Without a token anything on this machine may ask, and a browser is such a thing: a page of elsewhere could post
+    to us, or read us by a name of its own that resolves to loopback. Its Origin or Host gives it away.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            refusal = self._refusal(Request(scope))
+            if refusal is not None:
+                await problem_response(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, request: Request) -> ZroactError | None:
+        if self._token is not None:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            matches = hmac.compare_digest(given.strip().encode(), self._token)
+            return None if matches and scheme.lower() == "bearer" else Unauthorized("a bearer token is needed")
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+            return ForeignOrigin(f"Host: {host[:80]!r} is not a name of this machine's loopback")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return ForeignOrigin(f"Origin: {origin[:80]!r} is another site")
+        return None

@@ -1,0 +1,201 @@
+"""The table of jobs: who asked for what, and what became of it. Every change is one statement, so that none is half."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from pipeline_ver2.errors import ConfigError, UnknownJob
+from serving.jobs import ENDED, JobOptions, JobRecord, JobState
+
+_METADATA = sql.MetaData()
+_JOBS = sql.Table(
+    "zroact_jobs",
+    _METADATA,
+    sql.Column("id", sql.String(32), primary_key=True),
+    sql.Column("idempotency_key", sql.String(200), unique=True),
+    sql.Column("name", sql.Text, nullable=False),
+    sql.Column("options", sql.JSON, nullable=False),
+    sql.Column("state", sql.String(16), nullable=False, index=True),
+    sql.Column("error", sql.Text),
+    sql.Column("attempts", sql.Integer, nullable=False, default=0),
+    sql.Column("cancel_asked", sql.Boolean, nullable=False, default=False),
+    sql.Column("created_at", sql.Float, nullable=False, index=True),
+    sql.Column("started_at", sql.Float),
+    sql.Column("ended_at", sql.Float),
+)
+_OPEN = _JOBS.c.state.in_(["queued", "running"])
+_TIMES = ("created_at", "started_at", "ended_at")
+_LOCK_WAIT_S = 30
+
+
+class JobStore:
+    """Jobs in an SQL database; its methods block and may be called from any thread.
+
+    Args:
+        url: SQLAlchemy URL of the database.
+
+    Raises:
+        ConfigError: The database cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._engine = sql.create_engine(_with_driver(url))
+            if self._engine.dialect.name == "sqlite":
+                sql.event.listen(self._engine, "connect", _set_up_sqlite)
+            _METADATA.create_all(self._engine)
+        except (SQLAlchemyError, ImportError) as error:
+            # The message of a database may hold the URL with its password; its first line does not.
+            raise ConfigError(f"serving.database_url: {type(error).__name__}: the database cannot be used") from error
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._engine.dispose()
+
+    def insert(self, job_id: str, name: str, options: JobOptions, key: str | None) -> JobRecord:
+        """Add a queued job; if there is one with this key already, nothing is added and that one is returned."""
+        values = {
+            "id": job_id,
+            "idempotency_key": key,
+            "name": name,
+            "options": options.model_dump(),
+            "state": "queued",
+            "created_at": round(time.time(), 6),  # a time in JSON has no more digits, and pages begin at one
+        }
+        try:
+            self._write(sql.insert(_JOBS).values(values))
+        except IntegrityError:
+            earlier = self.by_key(key) if key is not None else None
+            if earlier is None:
+                raise
+            return earlier
+        return self.get(job_id)
+
+    def get(self, job_id: str) -> JobRecord:
+        """One job.
+
+        Raises:
+            UnknownJob: There is none of this id.
+        """
+        found = self._select(sql.select(_JOBS).where(_JOBS.c.id == job_id))
+        if not found:
+            raise UnknownJob(f"there is no job {job_id!r}")
+        return found[0]
+
+    def exists(self, job_id: str) -> bool:
+        """Whether there is a job of this id."""
+        return bool(self._select(sql.select(_JOBS).where(_JOBS.c.id == job_id)))
+
+    def by_key(self, key: str) -> JobRecord | None:
+        """The job a client has asked for with this idempotency key."""
+        return next(iter(self._select(sql.select(_JOBS).where(_JOBS.c.idempotency_key == key))), None)
+
+    def page(self, *, state: JobState | None, limit: int, before: tuple[float, str] | None) -> list[JobRecord]:
+        """Jobs, newest first, at most `limit`, beginning behind the job that was made at `before[0]` as `before[1]`."""
+        wanted = sql.select(_JOBS).order_by(_JOBS.c.created_at.desc(), _JOBS.c.id.desc()).limit(limit)
+        if state is not None:
+            wanted = wanted.where(_JOBS.c.state == state)
+        if before is not None:
+            wanted = wanted.where(sql.tuple_(_JOBS.c.created_at, _JOBS.c.id) < sql.tuple_(*before))
+        return self._select(wanted)
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by state; states without jobs are left out."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(sql.select(_JOBS.c.state, sql.func.count()).group_by(_JOBS.c.state))
+            return {str(row[0]): int(row[1]) for row in rows}
+
+    def open_ids(self) -> list[str]:
+        """Ids of all jobs that have not ended, oldest first."""
+        with self._engine.connect() as connection:
+            return list(connection.scalars(sql.select(_JOBS.c.id).where(_OPEN).order_by(_JOBS.c.created_at)))
+
+    def ended(self) -> list[JobRecord]:
+        """All jobs that have ended, those that ended first at the front."""
+        return self._select(sql.select(_JOBS).where(_JOBS.c.state.in_(ENDED)).order_by(_JOBS.c.ended_at))
+
+    def start(self, job_id: str) -> JobRecord | None:
+        """Count an attempt and mark a job running; None if it has ended or is to be cancelled."""
+        changed = self._write(
+            sql.update(_JOBS)
+            .where(_JOBS.c.id == job_id, _OPEN, _JOBS.c.cancel_asked.is_(False))
+            .values(
+                state="running",
+                attempts=_JOBS.c.attempts + 1,
+                started_at=sql.func.coalesce(_JOBS.c.started_at, time.time()),
+            )
+        )
+        return self.get(job_id) if changed else None
+
+    def release(self, job_id: str) -> None:
+        """Put a running job back because the process that runs it is told to stop; the attempt does not count."""
+        values = {"state": "queued", "attempts": _JOBS.c.attempts - 1}
+        self._write(sql.update(_JOBS).where(_JOBS.c.id == job_id, _JOBS.c.state == "running").values(values))
+
+    def end(self, job_id: str, state: JobState, error: str | None = None) -> bool:
+        """Mark a job ended; False if it had ended before, which stays."""
+        values = {"state": state, "error": error, "ended_at": time.time()}
+        return self._write(sql.update(_JOBS).where(_JOBS.c.id == job_id, _OPEN).values(values)) == 1
+
+    def ask_cancel(self, job_id: str) -> JobRecord:
+        """Ask for a job's end: a queued one ends at once, a running one when its worker looks, an ended one stays.
+
+        Raises:
+            UnknownJob: There is none of this id.
+        """
+        queued = _JOBS.c.state == "queued"
+        self._write(
+            sql.update(_JOBS)
+            .where(_JOBS.c.id == job_id, _OPEN)
+            .values(
+                cancel_asked=True,
+                state=sql.case((queued, "cancelled"), else_=_JOBS.c.state),
+                ended_at=sql.case((queued, time.time()), else_=_JOBS.c.ended_at),
+            )
+        )
+        return self.get(job_id)
+
+    def is_cancel_asked(self, job_id: str) -> bool:
+        """Whether a job is to end; a job that was deleted is."""
+        with self._engine.connect() as connection:
+            asked = connection.scalar(sql.select(_JOBS.c.cancel_asked).where(_JOBS.c.id == job_id))
+            return asked is None or bool(asked)
+
+    def delete(self, job_id: str) -> None:
+        """Forget an ended job."""
+        self._write(sql.delete(_JOBS).where(_JOBS.c.id == job_id, _JOBS.c.state.in_(ENDED)))
+
+    def _select(self, statement: sql.Select[Any]) -> list[JobRecord]:
+        with self._engine.connect() as connection:
+            return [_record(row) for row in connection.execute(statement).mappings()]
+
+    def _write(self, statement: sql.Insert | sql.Update | sql.Delete) -> int:
+        with self._engine.begin() as connection:
+            return connection.execute(statement).rowcount
+
+
+def _with_driver(url: str) -> sql.URL:
+    """The URL with the PostgreSQL driver that is installed, where it names none."""
+    parsed = sql.make_url(url)
+    plain = parsed.drivername in {"postgres", "postgresql"}
+    return parsed.set(drivername="postgresql+psycopg") if plain else parsed
+
+
+def _set_up_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - any DB-API connection
+    """Readers do not wait for writers, and writers wait for each other."""
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute(f"PRAGMA busy_timeout={_LOCK_WAIT_S * 1000}")
+
+
+def _record(row: RowMapping | Mapping[str, Any]) -> JobRecord:
+    values = {name: row[name] for name in ("id", "name", "state", "error", "options", "attempts")}
+    times = {name: None if row[name] is None else datetime.fromtimestamp(row[name], UTC) for name in _TIMES}
+    return JobRecord.model_validate({**values, **times})
