@@ -94,6 +94,7 @@ def config_for(engine: EngineName, told: Stage2Config, model: Path | None, folde
         model=None if model is None else str(model.absolute()),
         vllm_python=told.vllm_python,
         vllm_args=told.vllm_args or _VLLM_ARGUMENTS,
+        start_timeout_s=told.start_timeout_s,
         threads=1,
     )
     return Config(paths=paths_in(folder), stage2=stage2)
