@@ -61,6 +61,7 @@ def server_command(python: str, model: str, settings: Stage2Config, *, on_cpu: b
         # No free whitespace in guided answers: a model cannot fill them with blanks.
         *("--structured-outputs-config", json.dumps({"backend": "guidance", "disable_any_whitespace": True})),
         *(_cpu_options(settings) if on_cpu else ()),
+        "--disable-uvicorn-access-log",  # its metrics are read every other second
         *settings.vllm_args,
     ]
 
