@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -302,10 +302,13 @@ def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArr
 
 def _shape(name: str, shape: object) -> tuple[int, ...]:
     # Bounds, so that their product is worked out in no time.
-    if not isinstance(shape, list) or len(shape) > _MOST_SIDES:
-        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} must be a list of at most {_MOST_SIDES} sides")
-    if not all(type(side) is int and 0 <= side < _LONGEST_SIDE for side in shape):
-        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} must be a list of whole numbers from 0 up")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > _MOST_SIDES
+        or not all(type(side) is int and 0 <= side < _LONGEST_SIDE for side in shape)
+    ):
+        said = f"must be a list of at most {_MOST_SIDES} whole numbers from 0 up"
+        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} {said}")
     return tuple(shape)
 
 
