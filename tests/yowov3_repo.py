@@ -3,7 +3,8 @@
 Its packages have no `__init__.py` and common names; the constructor runs a dummy clip; without `pretrain_path` the
 backbone wants a file that is not there, with it the network loads that file itself, leniently if told so; the depth
 of the 3D features is squeezed away; anchors and strides are made in the forward, from feature shapes, and are kept
-as attributes; resizing takes its factor from shapes; a file is opened relative to the checkout.
+as attributes; resizing takes its factor from shapes; features are multiplied
+with themselves; a file is opened relative to the checkout.
 """
 
 from __future__ import annotations
@@ -121,10 +122,22 @@ _NETWORK = """
     from model.head.dfl import Head
 
 
+    class Fusion(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.full((1,), 0.5))
+
+        def forward(self, x):
+            flat = x.view(x.size(0), x.size(1), -1)
+            energy = torch.bmm(flat, flat.permute(0, 2, 1))
+            attention = (torch.max(energy, -1, keepdim=True)[0].expand_as(energy) - energy).softmax(-1)
+            return x + self.gamma * torch.bmm(attention, flat).view(x.size())
+
+
     class Network(nn.Module):
         def __init__(self, classes, size):
             super().__init__()
-            self.flat, self.deep = Flat(), Deep()
+            self.flat, self.deep, self.fusion = Flat(), Deep(), Fusion()
             features = self.flat(torch.rand(2, 3, size, size))
             assert self.deep(torch.zeros(1, 3, 16, size, size)).shape[2] == 1
             self.head = Head(classes, [feature.shape[1] + 8 for feature in features])
@@ -138,7 +151,7 @@ _NETWORK = """
             for feature in flat:
                 _, _, high, wide = feature.shape
                 assert high / height == wide / width
-                features.append(torch.cat((feature, nn.Upsample(scale_factor=high / height)(deep)), 1))
+                features.append(self.fusion(torch.cat((feature, nn.Upsample(scale_factor=high / height)(deep)), 1)))
             return self.head(features)
 
         def load(self, path):

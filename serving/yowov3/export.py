@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
+import tempfile
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -114,18 +115,19 @@ def _by_torch_export(network: torch.nn.Module, example: torch.Tensor) -> onnx.Mo
 
 
 def _by_torchscript(network: torch.nn.Module, example: torch.Tensor) -> onnx.ModelProto:
-    file = io.BytesIO()
-    torch.onnx.export(
-        network,
-        (example,),
-        file,
-        dynamo=False,
-        opset_version=OPSET,
-        input_names=[_INPUT],
-        output_names=[_OUTPUT],
-        dynamic_axes={_INPUT: {0: "batch"}, _OUTPUT: {0: "batch"}},
-    )
-    return onnx.load_from_string(file.getvalue())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "traced.onnx"
+        torch.onnx.export(
+            network,
+            (example,),
+            file,
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=[_INPUT],
+            output_names=[_OUTPUT],
+            dynamic_axes={_INPUT: {0: "batch"}, _OUTPUT: {0: "batch"}},
+        )
+        return onnx.load_model(file)
 
 
 def _describe(proto: onnx.ModelProto, settings: Settings, *, boxes: int) -> None:

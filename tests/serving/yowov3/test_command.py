@@ -5,24 +5,29 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from click.testing import Result
 from numpy.typing import NDArray
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+import serving.yowov3
 from pipeline_ver2.config import load_config
+from pipeline_ver2.errors import ConfigError
+from serving import cli
 from serving.workers.postprocess import postprocess
 from serving.workers.stage1_model import OnnxDetector, preprocess
+from serving.yowov3 import export
 from serving.yowov3.checkout import MODULE, importable
 from serving.yowov3.command import app
-from tests.yowov3_repo import LABELS, SIDE, Checkout
+from tests.yowov3_repo import LABELS, SIDE, Checkout, write_checkout
 
 CLIPS = np.random.default_rng(7).integers(0, 256, (3, 16, SIDE, SIDE, 3), np.uint8)
 
@@ -156,6 +161,62 @@ def test_what_is_missing_is_told_in_one_line(checkout: Checkout, tmp_path: Path,
     assert str(tmp_path / "missing") in told.stderr
     assert told.stderr.count("\n") == 1
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes to the second exporter at once, which takes a moment instead of half a minute."""
+
+    def refuse(_network: torch.nn.Module, _example: torch.Tensor) -> onnx.ModelProto:
+        raise ConfigError("not now")
+
+    monkeypatch.setattr(export, "_by_torch_export", refuse)
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_relative_paths_are_those_of_the_user(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the checkout's code runs in its own folder; other labels count, and without a check none is told."""
+    folder = checkout.config.parent
+    monkeypatch.chdir(folder)
+    (folder / "labels.txt").write_text("a\nb\nc\n")
+    relative = Checkout(Path("YOWOv3"), Path("config.yaml"), Path("weights.pth"))
+    told = call(*relative.options(Path("out/relative.onnx")), "--no-check", "--labels", "labels.txt")
+    assert told.exit_code == 0, told.output
+    assert told.stdout == (
+        f"{folder}/out/relative.onnx: 3 labels, clips of 16 frames, 32 x 32 px, float32; name it in stage1.model_path\n"
+    )
+    written = Exported(folder / "out/relative.onnx", told.output, half=False)
+    assert json.loads(written.metadata()["labels"]) == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.fault("A2")
+def test_a_file_that_would_be_wrong_is_not_written(tmp_path: Path) -> None:
+    """A step that tracing freezes shows up in the comparison."""
+    deceiving = write_checkout(tmp_path, extra="deep = deep + 1.0 if clips.abs().sum() > 0 else deep")
+    told = call(*deceiving.options(tmp_path / "out.onnx"))
+    assert told.exit_code == 2
+    assert "error: the file differs from the network at batch 1" in told.stderr
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_place_that_cannot_be_written_is_told(checkout: Checkout, tmp_path: Path) -> None:
+    """With the option and the reason."""
+    (tmp_path / "file").write_text("")
+    told = call(*checkout.options(tmp_path / "file" / "out.onnx"))
+    assert told.exit_code == 2
+    assert f"error: --out {tmp_path}/file/out.onnx cannot be written" in told.stderr
+
+
+def test_without_its_extras_it_says_which_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, as of any mistake in usage."""
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "serving.yowov3.command")
+    monkeypatch.delattr(serving.yowov3, "command")
+    told = CliRunner().invoke(cli.app, ["export-yowov3", "--help"])
+    assert told.exit_code == 2
+    assert told.stderr == "error: export-yowov3 needs onnx; install the extras cpu and bench\n"
 
 
 def test_an_option_too_few_is_a_mistake_in_usage() -> None:

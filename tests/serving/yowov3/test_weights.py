@@ -85,9 +85,9 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     del weights["0.weight"], weights["0.bias"]
     weights |= {"head.weight": torch.ones(1), "2.bias": torch.ones(4)}
     into = network()
-    before = into[2].bias.clone()
+    before = into.state_dict()["2.bias"].clone()
     with pytest.raises(ConfigError) as caught:
         load_strictly(into, weights, Path("weights.pth"))
     told = "2 missing (0.bias, 0.weight), 1 unexpected (head.weight), 1 of another shape (2.bias)"
     assert str(caught.value) == f"--weights weights.pth does not fit the network of --config: {told}"
-    assert torch.equal(into[2].bias, before)
+    assert torch.equal(into.state_dict()["2.bias"], before)
