@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 _BEFORE = "torchvision._autograd_registrations", "torchvision._meta_registrations"
 _SUPPRESSION = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -36,7 +37,8 @@ class _Declares(MetaPathFinder):
     def _declare(self) -> None:
         from torch.library import Library
 
-        library = Library("torchvision", "DEF")
+        untyped: Any = Library
+        library = untyped("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}{_SUPPRESSION}")
         for name in _OTHERS:
