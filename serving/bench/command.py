@@ -20,6 +20,7 @@ from rich.table import Table
 
 from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, LOG_FORMAT, exit_codes
 from serving.bench import demo as demo_bench
+from serving.bench import scheduler as scheduler_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
 from serving.bench.daemons import CLIP, demo_config, stage1_config, stage2_config, temporary_folder
@@ -118,6 +119,17 @@ def stage2(
     bars = bench.bars_of(figures)
     report = bench.build_report(machine, requests, figures, bars)
     conclude(report, [stage2_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
+@app.command()
+def scheduler(*, as_json: _Json = False) -> None:
+    """Simulate hours of the scheduler: overload with deadlines, and engines that the adaptive limit has to find out."""
+    with _measuring():
+        machine = describe_machine([])
+        hours, limits = scheduler_bench.measure(_tell)
+    bars = scheduler_bench.bars_of(hours, limits)
+    report = scheduler_bench.build_report(machine, hours, limits, bars)
+    conclude(report, [bars_table(bars)], bars, as_json=as_json)
 
 
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from serving.bench.simulation import Latency, Simulation, keep_sending, send_eve
 from serving.workers.limits import AdaptiveLimit, FixedLimit, Limit
 from serving.workers.scheduler import SchedulerCore
 
-PACKAGES: Sequence[str] = ()
 HOUR_S = 3600.0
 SERVICE_S = 2.07
 DEADLINE_S = 5.0
@@ -92,6 +91,21 @@ ENGINES: Mapping[str, Latency] = {
     "flat to 16": flat_then_linear(16),
     "out of memory at 6": flat_until_full(6),
 }
+
+
+def measure(tell: Callable[[str], None]) -> tuple[list[HourFigures], list[LimitFigures]]:
+    """All of it, with equal and with varying service times; `tell` is told what is simulated next."""
+    hours, limits = [], []
+    for jitter in (0.0, JITTER):
+        tell(f"an overloaded hour, service times ±{jitter:.0%}")
+        hours.append(overloaded_hour(jitter))
+    for engine in ENGINES:
+        tell(f"fixed limits of 1 to {MOST_AT_ONCE}, engine {engine}")
+        best = best_fixed(engine)
+        for jitter in (0.0, JITTER):
+            tell(f"an hour with the adaptive limit, engine {engine}, service times ±{jitter:.0%}")
+            limits.append(adaptive_hour(engine, jitter, best))
+    return hours, limits
 
 
 def overloaded_hour(jitter: float, *, window: int = LIMIT, min_share: float = MIN_SHARE) -> HourFigures:
