@@ -31,19 +31,11 @@ def input_of(content: Metadata, config: Stage1Config) -> tuple[int, tuple[int, i
     """
     shape = _shape(content, "inputs", "clips")
     if len(shape) != 5:
-        raise BadReply(f"stage1: the input `clips` of its metadata must be [B,T,H,W,3], not {list(shape)}")
+        raise BadReply(f"stage1: the input `clips` of its metadata must be [B,T,H,W,3], not {shape}")
     parameters = parameters_of(content)
     length = _agreed([shape[1]], [parameters.get("clip_length")], "clip_length")
     size = _agreed(shape[2:4], parameters.get("image_size"), "image_size")
-    wanted = config.image_size
-    if size is None and wanted is None:
-        raise ConfigError(f"stage1.image_size: must be set, since the server at {config.base_url} tells no size")
-    if size is not None and wanted is not None and tuple(size) != wanted:
-        raise ConfigError(
-            f"stage1.image_size: is {list(wanted)}, but the server at {config.base_url} takes {list(size)}"
-        )
-    height, width = size or wanted or (0, 0)
-    return (config.clip_length if length is None else length[0]), (height, width)
+    return (config.clip_length if length is None else length[0]), _chosen_size(size, config)
 
 
 def labels_of(content: Metadata, config: Stage1Config) -> tuple[str, ...]:
@@ -74,7 +66,19 @@ def labels_of(content: Metadata, config: Stage1Config) -> tuple[str, ...]:
     return named
 
 
-def _shape(content: Metadata, kind: str, name: str) -> Sequence[int]:
+def _chosen_size(told: Sequence[int] | None, config: Stage1Config) -> tuple[int, int]:
+    wanted, where = config.image_size, f"the server at {config.base_url}"
+    if told is None:
+        if wanted is None:
+            raise ConfigError(f"stage1.image_size: must be set, since {where} tells no size")
+        return wanted
+    height, width = told
+    if wanted not in {None, (height, width)}:
+        raise ConfigError(f"stage1.image_size: is {wanted}, but {where} takes {(height, width)}")
+    return height, width
+
+
+def _shape(content: Metadata, kind: str, name: str) -> list[int]:
     try:
         shape = next(tensor["shape"] for tensor in content[kind] if tensor["name"] == name)
         return [int(side) for side in shape]
@@ -91,10 +95,10 @@ def _classes(content: Metadata) -> int | None:
     return classes if classes > 0 else None
 
 
-def _agreed(shape: Sequence[int], told: object, name: str) -> list[int] | None:
+def _agreed(shape: Sequence[int], told: object, name: str) -> Sequence[int] | None:
     """The sides, from the shape where it fixes them, else from the parameter; None if neither tells."""
-    parameter = told if isinstance(told, list) and all(type(side) is int and side > 0 for side in told) else None
-    fixed = list(shape) if min(shape) > 0 else None
-    if fixed is not None and parameter is not None and fixed != parameter:
-        raise BadReply(f"stage1: its metadata says {fixed} in the shape of `clips` and {parameter} in `{name}`")
-    return fixed if fixed is not None else parameter
+    fits = [sides for sides in (shape, told) if isinstance(sides, list) and len(sides) == len(shape)]
+    known = [sides for sides in fits if all(type(side) is int and side > 0 for side in sides)]
+    if len(known) == 2 and known[0] != known[1]:
+        raise BadReply(f"stage1: its metadata says {known[0]} in the shape of `clips` and {known[1]} in `{name}`")
+    return known[0] if known else None

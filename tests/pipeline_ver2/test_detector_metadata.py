@@ -52,6 +52,7 @@ def labels_file(tmp_path: Path, *names: str) -> str:
         (metadata([-1, -1, -1, -1, 3], {"clip_length": 4, "image_size": [64, 96]}), {}, (4, (64, 96))),
         (metadata([-1, 4, 64, 96, 3], {"clip_length": 4, "image_size": [64, 96]}), {}, (4, (64, 96))),
         (metadata([-1, 4, 64, 96, 3], {"clip_length": "4", "image_size": "64"}), {}, (4, (64, 96))),
+        (metadata([-1, 4, 64, 96, 3], {"image_size": [64]}), {}, (4, (64, 96))),
         (metadata([-1, 4, 64, 96, 3], "none"), {}, (4, (64, 96))),
     ],
 )
@@ -68,7 +69,7 @@ def test_clip_length_and_size(
     [
         (metadata([-1, 16, -1, -1, 3]), {}, ConfigError, "stage1.image_size: must be set"),
         (metadata([-1, 16, 224, -1, 3]), {}, ConfigError, "stage1.image_size: must be set"),
-        (metadata([-1, 16, 224, 320, 3]), {"image_size": (320, 224)}, ConfigError, "stage1.image_size: is [320, 224]"),
+        (metadata([-1, 16, 224, 320, 3]), {"image_size": (320, 224)}, ConfigError, "stage1.image_size: is (320, 224)"),
         (metadata([-1, 4, 64, 96, 3], {"image_size": [96, 64]}), {}, BadReply, "`image_size`"),
         (metadata([-1, 4, 64, 96, 3], {"clip_length": 8}), {}, BadReply, "`clip_length`"),
         (metadata([-1, 3, 16, 224], {}), {}, BadReply, "[B,T,H,W,3]"),
