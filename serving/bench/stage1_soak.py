@@ -51,12 +51,12 @@ async def soak(
         StageError: The process is gone.
     """
     warm_up = await load(port, make, clips=clips, clients=clients, seconds=_WARM_UP_SHARE * seconds)
-    samples = [rss_mb(pid)]
+    samples: list[float] = []
     loading = asyncio.create_task(load(port, make, clips=clips, clients=clients, seconds=seconds))
     try:
-        while not loading.done():
-            await asyncio.wait([loading], timeout=sample_s)
+        while not samples or not loading.done():
             samples.append(rss_mb(pid))
+            await asyncio.wait([loading], timeout=sample_s)
     finally:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
