@@ -228,7 +228,7 @@ def _optimisers(
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=90, help="of processor time; the learning rates fall over it")
+    parser.add_argument("--minutes", type=float, default=75, help="of processor time; the learning rates fall over it")
     parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="folder for the model")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--threads", type=int, default=1)
