@@ -155,7 +155,7 @@ async def test_answers_keep_to_any_schema(http: aiohttp.ClientSession) -> None:
 
 async def test_four_are_at_work_at_once(http: aiohttp.ClientSession) -> None:
     """Of eight, as `stage2.limit` says; vLLM works on all four together."""
-    chats = [asyncio.create_task(post(http, long_chat(200))) for _ in range(8)]
+    chats = [asyncio.create_task(post(http, long_chat(100))) for _ in range(8)]
     await until(lambda: reaches(http, "vllm:num_requests_running", AT_ONCE))
     assert await metric(http, "zroact_stage2_limit") == AT_ONCE
     assert [status for status, _, _ in await asyncio.gather(*chats)] == [200] * 8
