@@ -1,7 +1,8 @@
 """Measures the embedded models over HTTP: `python -m serving.demo.evaluate [--only detector] [--json]`.
 
 Held-out clips and slots of two disjoint seed sets go to the daemons by the orchestrator's own clients; the demo clip
-and clips without people are run as videos. Daemons are started on free loopback ports and stopped again.
+and clips without people are run as videos. Daemons are started on free loopback ports and stopped again. With `--keep
+FILE` an interrupted evaluation goes on with the first part that was not finished.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.stage_probe import StageName
-from pipeline_ver2.supervisor import Supervisor
 from serving.bench.bars import Bar, passed
 from serving.bench.daemons import temporary_folder
 from serving.demo import confusion
@@ -24,7 +24,10 @@ from serving.demo.evaluate_answerer import DETECTED, evaluate_answerer
 from serving.demo.evaluate_clips import evaluate_clips
 from serving.demo.evaluate_detector import evaluate_detector
 from serving.demo.held_out import SEED_SETS
-from serving.demo.measuring import Tell, add_daemon_options, conclude, config_of, tell
+from serving.demo.kept import Kept, identity
+from serving.demo.measuring import Tell, add_daemon_options, conclude, config_of, stages_up, tell
+from serving.workers.stage1_model import EMBEDDED_MODEL
+from serving.workers.stage2_engine import DEMO_MODEL_FOLDER
 
 PARTS = ("detector", "answerer", "clips")
 
@@ -39,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clips", type=int, default=600, help="clips for the detector, of each of the two seed sets")
     parser.add_argument("--slots", type=int, default=600, help="slots for the answerer, of each of the two seed sets")
     parser.add_argument("--picture", type=Path, help="draw the answerer's confusions into this file, such as c.svg")
+    parser.add_argument("--keep", type=Path, help="keep finished parts in this file, and go on from it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_daemon_options(parser)
     options = parser.parse_args(arguments)
@@ -58,22 +62,44 @@ async def evaluate(
         ZroactError: A stage or a file cannot be used.
     """
     parts = PARTS if options.only is None else (options.only,)
-    stages: tuple[StageName, ...] = ("stage1",) if parts == ("detector",) else ("stage1", "stage2")
-    report: dict[str, Any] = {}
-    bars: list[Bar] = []
-    async with Supervisor(config, stages=stages):
-        for part in parts:
-            if part == "detector":
-                report[part], found = await evaluate_detector(config, options.clips, tell)
-            elif part == "answerer":
-                report[part], found = await evaluate_answerer(config, options.slots, tell)
-            else:
-                report[part], found = await evaluate_clips(config, folder, tell)
-            bars += found
+    kept = await asyncio.to_thread(lambda: Kept(options.keep, _identity(config, options)))
+    missing = [part for part in parts if kept.get(part) is None]
+    async with stages_up(config, _stages(missing)):
+        for part in missing:
+            kept.put(part, *await _measure(part, config, folder, options, tell))
+    done = {part: found for part in parts if (found := kept.get(part)) is not None}
+    report, bars = (
+        {part: figures for part, (figures, _) in done.items()},
+        [bar for _, each in done.values() for bar in each],
+    )
     if options.picture is not None and "answerer" in report:
         sets = {label: report["answerer"][DETECTED][label]["given for right"] for label in SEED_SETS}
         await asyncio.to_thread(confusion.draw, sets, f"The answerer with {DETECTED}", options.picture)
     return report, bars
+
+
+async def _measure(
+    part: str, config: Config, folder: Path, options: argparse.Namespace, tell: Tell
+) -> tuple[dict[str, Any], list[Bar]]:
+    if part == "detector":
+        return await evaluate_detector(config, options.clips, tell)
+    if part == "answerer":
+        return await evaluate_answerer(config, options.slots, tell)
+    return await evaluate_clips(config, folder, tell)
+
+
+def _stages(parts: Sequence[str]) -> tuple[StageName, ...]:
+    """What parts need: every one asks the detector."""
+    if not parts:
+        return ()
+    return ("stage1",) if set(parts) == {"detector"} else ("stage1", "stage2")
+
+
+def _identity(config: Config, options: argparse.Namespace) -> str:
+    model = DEMO_MODEL_FOLDER if config.stage2.model is None else Path(config.stage2.model)
+    files = [config.stage1.model_path or EMBEDDED_MODEL, *(path for path in model.glob("*") if path.is_file())]
+    settings = {"clips": options.clips, "slots": options.slots, "urls": [config.stage1.url, config.stage2.url]}
+    return identity(files, settings)
 
 
 def text(report: Mapping[str, Any]) -> str:

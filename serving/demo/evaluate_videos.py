@@ -17,9 +17,8 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.job import Job
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import Results
-from pipeline_ver2.supervisor import Supervisor
 from serving.bench.daemons import temporary_folder
-from serving.demo.measuring import Tell, add_daemon_options, conclude, config_of, tell
+from serving.demo.measuring import Tell, add_daemon_options, conclude, config_of, stages_up, tell
 
 _VIDEOS = frozenset({".avi", ".mkv", ".mov", ".mp4", ".webm"})
 _INVALID = "no valid answer"
@@ -49,7 +48,7 @@ async def run_videos(config: Config, videos: Iterable[Path], folder: Path, tell:
         StageError: A stage is away.
     """
     figures: dict[str, dict[str, Any]] = {}
-    async with Supervisor(config):
+    async with stages_up(config, ("stage1", "stage2")):
         for video in videos:
             figures[video.name] = told(await run_pipeline(Job(video, folder / video.name), config))
             tell(f"{video.name}: done")

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from pipeline_ver2.config import Config, Stage1Config, Stage2Config
 from pipeline_ver2.errors import BadReply, ConfigError, ZroactError
 from pipeline_ver2.findings import ClipFindings
 from pipeline_ver2.stage_clients import DetectorInfo
+from pipeline_ver2.stage_probe import StageName
+from pipeline_ver2.supervisor import Supervisor
 from serving.bench.daemons import free_ports, paths_in
 from serving.demo.skeleton import LABELS
 
@@ -52,6 +55,20 @@ def config_of(options: argparse.Namespace, folder: Path) -> Config:
         stage1=Stage1Config(url=options.stage1_url, port=port1, model_path=options.detector, threads=1),
         stage2=Stage2Config(url=options.stage2_url, port=port2, engine="transformers", model=model, threads=1),
     )
+
+
+@asynccontextmanager
+async def stages_up(config: Config, stages: Sequence[StageName]) -> AsyncIterator[None]:
+    """Stages are up while the block runs: those with a URL must run already, the others are started.
+
+    Raises:
+        ConfigError, StageError: As `Supervisor`; nothing is ever started in the place of a stage that was named.
+    """
+    urls = {"stage1": config.stage1.url, "stage2": config.stage2.url}
+    named = [stage for stage in stages if urls[stage] is not None]
+    ours = [stage for stage in stages if urls[stage] is None]
+    async with Supervisor(config, stages=named, spawn=False), Supervisor(config, stages=ours):
+        yield
 
 
 def check_labels(detector: DetectorInfo) -> None:

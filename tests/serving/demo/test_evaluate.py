@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline_ver2.config import Config
-from serving.demo import evaluate
+from serving.demo import evaluate, evaluate_clips
 from serving.demo.evaluate import text
+from tests.stand_ins import Stages
 
 DETECTED = {"A": {"map50": 0.9, "people": 3}, "B": {"map50": 0.95, "people": 4}, "spread": {}}
 ANSWERED = {"right by action": {"walk": None}, "given for right": {"walk": {"run": 1}}}
@@ -41,20 +42,30 @@ def test_people_get_a_table_and_the_bars() -> None:
 
 
 @pytest.mark.slow
-async def test_all_parts_are_measured_on_running_stages(
-    config: Config, tmp_path: Path, tell: Callable[[str], None]
+@pytest.mark.timeout(600)
+async def test_all_parts_are_measured_once(
+    stages: Stages, config: Config, tmp_path: Path, tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stages that are up are used; every part has figures and bars, and the picture is drawn."""
-    picture = tmp_path / "confusion.svg"
-    options = argparse.Namespace(only=None, clips=2, slots=1, picture=picture)
+    """Stages that are up are used; every part has figures and bars; what is kept is not measured again."""
+    monkeypatch.setattr(evaluate_clips, "EMPTY_FRAMES", 33)
+    picture, keep = tmp_path / "confusion.svg", tmp_path / "parts.json"
+    options = argparse.Namespace(only="detector", clips=2, slots=1, picture=picture, keep=keep)
+    await evaluate.evaluate(config, tmp_path, options, tell)
+    asked = len(stages.stage1.keys)
+    assert not picture.exists()
+    options.only = None
     report, bars = await evaluate.evaluate(config, tmp_path, options, tell)
     assert list(report) == list(evaluate.PARTS)
     assert len(bars) == 14
     assert "The answerer" in picture.read_text()
+    assert not any(key.split("/")[1].startswith("clip-") for key in stages.stage1.keys[asked:])
+    asked = len(stages.stage1.keys)
+    assert await evaluate.evaluate(config, tmp_path, options, tell) == (report, bars)
+    assert len(stages.stage1.keys) == asked
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_command_starts_the_daemons_and_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` prints the figures of both seed sets, their spread and the bars, which decide the exit code."""
     code = evaluate.main(["--only", "detector", "--clips", "8", "--json"])

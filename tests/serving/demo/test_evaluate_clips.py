@@ -91,6 +91,7 @@ def test_each_bar_can_be_missed(place: str, value: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_the_clips_go_through_the_whole_product(
     stages: Stages, config: Config, tmp_path: Path, tell: Callable[[str], None], heard: list[str]
 ) -> None:
@@ -112,6 +113,7 @@ async def test_the_clips_go_through_the_whole_product(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_a_failed_keyframe_ends_the_measurement(
     stages: Stages, config: Config, tmp_path: Path, tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline_ver2.errors import BadReply, ConfigError, QueueFull, StageError, ZroactError
+from pipeline_ver2.config import Config
+from pipeline_ver2.errors import BadReply, ConfigError, QueueFull, StageError, StageUnreachable, ZroactError
 from pipeline_ver2.findings import ClipFindings
 from pipeline_ver2.stage_clients import DetectorInfo
 from pipeline_ver2.supervisor import Supervisor
@@ -24,10 +25,12 @@ from serving.demo.measuring import (
     drawn_and_asked,
     new_run,
     spread,
+    stages_up,
     telling,
     whole,
 )
 from serving.demo.skeleton import LABELS
+from tests.stand_ins import Stages
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -129,6 +132,20 @@ def test_running_daemons_are_used(tmp_path: Path) -> None:
     assert (config.stage1.model_path, config.stage2.model) == (None, None)
 
 
+async def test_nothing_is_started_in_the_place_of_a_named_stage(tmp_path: Path, free_ports: tuple[int, int]) -> None:
+    """Nobody at a URL is an error: an embedded model there would be measured instead of what was meant."""
+    config = config_of(options("--stage1-url", f"http://127.0.0.1:{free_ports[0]}"), tmp_path)
+    with pytest.raises(StageUnreachable, match=r"stage1\.url"):
+        async with stages_up(config, ("stage1",)):
+            pytest.fail("nothing runs there")
+
+
+async def test_named_stages_and_no_stages_are_used_as_they_are(stages: Stages, config: Config) -> None:
+    """Stages that run are taken; a block that needs none starts none."""
+    async with stages_up(config, ("stage1", "stage2")), stages_up(Config(), ()):
+        assert stages.stage1.keys == stages.stage2.keys == []
+
+
 def test_another_world_is_refused() -> None:
     """A detector with other labels, or the same in another order, cannot be measured here."""
     for labels in (("walk",), LABELS[::-1]):
@@ -147,9 +164,9 @@ def test_a_clip_that_failed_is_an_error() -> None:
 
 def test_spread_is_the_distance_between_the_sets() -> None:
     """Shares of both sets are compared; counts, tables, and what one set lacks are not."""
-    first = {"right": 0.9, "none": None, "people": 3, "by": {}}
-    second = {"right": 0.7, "none": 0.5, "people": 4, "by": {}}
-    sets: dict[str, dict[str, Any]] = {"A": first, "B": second}
+    first: dict[str, Any] = {"right": 0.9, "none": None, "people": 3, "by": {}}
+    second: dict[str, Any] = {"right": 0.7, "none": 0.5, "people": 4, "by": {}}
+    sets = {"A": first, "B": second}
     assert spread(sets) == {"right": pytest.approx(0.2)}
 
 
