@@ -83,6 +83,33 @@ def test_a_few_steps_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_short_training_learns_across_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a minute of processor time, Ctrl-C half-way, the loss falls to less than half; the second run goes on."""
+    monkeypatch.setattr(train_detector, "_CHECKPOINT_S", 5.0)
+    first = Trainer(settings(tmp_path, 1.0))
+    drawn = first.feed.batch
+
+    def until_half() -> train_detector.Batch:
+        if first.budget.share > 0.5:
+            raise KeyboardInterrupt
+        return drawn()
+
+    monkeypatch.setattr(first.feed, "batch", until_half)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = Trainer(settings(tmp_path, 1.0))
+    stored = second.step
+    assert 0 < stored <= first.step
+    assert 0 < second.budget.share < 1
+    second.run()
+    assert second.step == stored + len(second.losses)
+    losses = first.losses[:stored] + second.losses
+    fifth = len(losses) // 5
+    assert np.mean(losses[-fifth:]) < 0.5 * np.mean(losses[:fifth])
+
+
+@pytest.mark.slow
 def test_training_ends_with_its_budget(tmp_path: Path) -> None:
     """A training stops when its time is used and leaves a checkpoint that has nothing left to do."""
     trainer = Trainer(settings(tmp_path, 0.02))
