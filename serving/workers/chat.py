@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import jsonschema
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ver2.errors import RequestError
 from pipeline_ver2.prompts import neutralise
+from serving.workers.chat_schema import check_json_schema
 
 MAX_IMAGES = 16
 MAX_MESSAGES = 64
@@ -301,10 +301,7 @@ def _schema(wanted: _ResponseFormat | None) -> Mapping[str, Any] | None:
         return {"type": "object"}
     if wanted.json_schema is None:
         raise RequestError("response_format.json_schema: missing")
-    try:
-        jsonschema.Draft202012Validator.check_schema(wanted.json_schema.schema_)
-    except jsonschema.SchemaError as error:
-        raise RequestError(f"response_format.json_schema.schema: {error.message}") from error
+    check_json_schema(wanted.json_schema.schema_, "response_format.json_schema.schema")
     return wanted.json_schema.schema_
 
 
