@@ -15,6 +15,7 @@ from pipeline_ver2.config import Config, Stage1Config
 from pipeline_ver2.wire import OIP_HEAD_LENGTH_HEADER, SERVER_TIMING_HEADER, DetectReply, DetectRequest, server_timing
 from serving.workers.bulk_http import whole_body
 from serving.workers.daemon import BODY_TIMEOUT_S, ErrorReply, cancel_when_gone, create_app, request_context
+from serving.workers.postprocess import ClipOutput
 from serving.workers.process import daemon_main
 from serving.workers.stage1_engine import ModelInfo
 from serving.workers.stage1_oip import (
@@ -134,7 +135,7 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
                 body = await whole_body(request, timeout_s=BODY_TIMEOUT_S)
                 asked = await _read(body, request, service.config, info)
             timed = await cancel_when_gone(request, service.infer(asked, context, body))
-        content, headers, media_type = await asyncio.to_thread(write_infer, asked, timed.value)
+        content, headers, media_type = await _write(asked, timed.value)
         headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
         return Response(content, headers=headers, media_type=media_type)
 
@@ -156,6 +157,13 @@ async def _read(body: bytes | memoryview, request: Request, config: Stage1Config
     if head_length.isdecimal() and len(head_length) <= _SHORT_HEAD_DIGITS:
         return read()
     return await asyncio.to_thread(read)
+
+
+async def _write(asked: InferRequest, outputs: Sequence[ClipOutput]) -> tuple[bytes, dict[str, str], str]:
+    """The reply, see `write_infer`: at once if all of it is binary, in a thread if numbers become JSON."""
+    if all(asked.binary.values()):
+        return write_infer(asked, outputs)
+    return await asyncio.to_thread(write_infer, asked, outputs)
 
 
 if __name__ == "__main__":
