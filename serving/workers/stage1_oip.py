@@ -86,6 +86,26 @@ def model_metadata(info: ModelInfo, config: Stage1Config) -> dict[str, Any]:
     }
 
 
+def model_config(info: ModelInfo, config: Stage1Config) -> dict[str, Any]:
+    """Reply of `GET /v2/models/yowov3/config`, an extension of Triton's: sides without the batch."""
+    described = model_metadata(info, config)
+
+    def tensors(kind: str) -> list[dict[str, Any]]:
+        return [
+            {"name": tensor["name"], "data_type": f"TYPE_{tensor['datatype']}", "dims": tensor["shape"][1:]}
+            for tensor in described[kind]
+        ]
+
+    return {
+        "name": MODEL_NAME,
+        "platform": info.platform,
+        "max_batch_size": config.max_batch,
+        "input": tensors("inputs"),
+        "output": tensors("outputs"),
+        "dynamic_batching": {"max_queue_delay_microseconds": round(config.max_wait_ms * 1e3)},
+    }
+
+
 def read_infer(
     body: bytes | memoryview, headers: Mapping[str, str], info: ModelInfo, config: Stage1Config
 ) -> InferRequest:

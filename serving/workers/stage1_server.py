@@ -20,8 +20,10 @@ from serving.workers.process import daemon_main
 from serving.workers.stage1_engine import ModelInfo
 from serving.workers.stage1_oip import (
     MODEL_NAME,
+    MODEL_VERSION,
     InferRequest,
     OipErrorReply,
+    model_config,
     model_metadata,
     read_infer,
     server_metadata,
@@ -29,18 +31,21 @@ from serving.workers.stage1_oip import (
 )
 from serving.workers.stage1_service import Stage1Service, described
 
+_MODEL = f"/v2/models/{MODEL_NAME}"
+_VERSION = f"{_MODEL}/versions/{MODEL_VERSION}"
 _SHORT_HEAD_DIGITS = 4
 _SAID = {
     413: "The body is over the limit.",
+    400: "The request does not fit.",
     422: "The request does not fit.",
     429: "The queue is full; see Retry-After.",
     503: "Not ready, or the engine failed, or the deadline came first.",
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorReply, "description": said} for code, said in _SAID.items()
+    code: {"model": ErrorReply, "description": said} for code, said in _SAID.items() if code != 400
 }
 _OIP_REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": OipErrorReply, "description": said} for code, said in _SAID.items()
+    code: {"model": OipErrorReply, "description": said} for code, said in _SAID.items() if code != 422
 }
 _INFER_BODY = {
     "requestBody": {
@@ -102,7 +107,8 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
         return {"live": True}
 
     @app.get("/v2/health/ready", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
-    @app.get(f"/v2/models/{MODEL_NAME}/ready", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
+    @app.get(f"{_MODEL}/ready", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
+    @app.get(f"{_VERSION}/ready", include_in_schema=False)
     async def model_ready() -> dict[str, Any]:
         """The model is loaded and has run a clip."""
         _ = service.detector
@@ -113,15 +119,23 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
         """The server's metadata."""
         return server_metadata()
 
-    @app.get(f"/v2/models/{MODEL_NAME}", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
+    @app.get(_MODEL, tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
+    @app.get(_VERSION, include_in_schema=False)
     async def model() -> dict[str, Any]:
         """The model's metadata; `parameters` names its labels."""
         return model_metadata(service.detector.info, service.config)
 
+    @app.get(f"{_MODEL}/config", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
+    @app.get(f"{_VERSION}/config", include_in_schema=False)
+    async def configuration() -> dict[str, Any]:
+        """The model's configuration as Triton's clients read it."""
+        return model_config(service.detector.info, service.config)
+
 
 def _add_inference(app: FastAPI, service: Stage1Service) -> None:
+    @app.post(f"{_VERSION}/infer", include_in_schema=False)
     @app.post(
-        f"/v2/models/{MODEL_NAME}/infer",
+        f"{_MODEL}/infer",
         tags=["open inference protocol"],
         response_class=Response,
         responses=_OIP_REFUSALS,

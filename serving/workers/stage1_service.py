@@ -20,7 +20,7 @@ from pipeline_ver2.wire import DetectClip, DetectReply, DetectRequest, DetectRes
 from serving.workers.daemon import RequestContext, give_up
 from serving.workers.postprocess import ClipOutput
 from serving.workers.stage1_engine import Engine, ModelInfo, findings
-from serving.workers.stage1_frames import DecodedClip, decode_clip
+from serving.workers.stage1_frames import DecodeBudget, DecodedClip, decode_clip
 from serving.workers.stage1_model import load_detector
 from serving.workers.stage1_oip import InferRequest, check_count
 from serving.workers.stage1_queue import BatchQueue, Timed
@@ -115,7 +115,11 @@ class Stage1Service:
         """
         check_count(len(request.clips), self.config)
         threshold = self.config.threshold if request.threshold is None else request.threshold
-        decoded = await asyncio.to_thread(self._decode, request.clips)
+        budget = DecodeBudget()
+        try:
+            decoded = await asyncio.to_thread(self._decode, request.clips, budget)
+        finally:
+            budget.call_off()  # a client that has gone keeps no thread busy
         good = [clip.frames for clip in decoded if isinstance(clip, DecodedClip)]
         timed = None
         if good:
@@ -156,12 +160,13 @@ class Stage1Service:
             self._cut.inc(output.cut)
         return Timed(outputs, raw.queue_s, raw.run_s)
 
-    def _decode(self, clips: Sequence[DetectClip]) -> list[DecodedClip | RequestError]:
-        info = self.detector.info
+    def _decode(self, clips: Sequence[DetectClip], budget: DecodeBudget) -> list[DecodedClip | RequestError]:
+        info, roots = self.detector.info, self._roots
         decoded: list[DecodedClip | RequestError] = []
         for clip in clips:
             try:
-                decoded.append(decode_clip(clip, self._roots, clip_length=info.clip_length, image_size=info.image_size))
+                frames = decode_clip(clip, roots, budget, clip_length=info.clip_length, image_size=info.image_size)
+                decoded.append(frames)
             except RequestError as error:
                 decoded.append(error)
         return decoded
