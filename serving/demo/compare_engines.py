@@ -23,7 +23,7 @@ from serving.bench.bars import Bar, passed
 from serving.bench.daemons import free_ports, paths_in, temporary_folder
 from serving.demo import seeds
 from serving.demo.answerer_slots import question_of, sample_slot
-from serving.demo.measuring import Tell, conclude, drawn_and_asked, new_run, tell, telling
+from serving.demo.measuring import PATIENCE_S, Tell, conclude, drawn_and_asked, new_run, tell, telling
 
 EngineName = Literal["transformers", "vllm"]
 
@@ -95,6 +95,7 @@ def config_for(engine: EngineName, told: Stage2Config, model: Path | None, folde
         vllm_python=told.vllm_python,
         vllm_args=told.vllm_args or _VLLM_ARGUMENTS,
         start_timeout_s=told.start_timeout_s,
+        timeout_s=PATIENCE_S,
         threads=1,
     )
     return Config(paths=paths_in(folder), stage2=stage2)

@@ -24,6 +24,8 @@ from serving.demo.skeleton import LABELS
 
 AT_ONCE = 4
 """So many items are drawn or asked about at a time."""
+PATIENCE_S = 600.0
+"""How long a reply may take: a slow machine must not look like a model whose first answer was lost."""
 
 _TELL_EVERY = 100
 _EXIT_FATAL, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
@@ -52,8 +54,17 @@ def config_of(options: argparse.Namespace, folder: Path) -> Config:
     model = None if options.model is None else str(options.model.absolute())
     return Config(
         paths=paths_in(folder),
-        stage1=Stage1Config(url=options.stage1_url, port=port1, model_path=options.detector, threads=1),
-        stage2=Stage2Config(url=options.stage2_url, port=port2, engine="transformers", model=model, threads=1),
+        stage1=Stage1Config(
+            url=options.stage1_url, port=port1, model_path=options.detector, threads=1, timeout_s=PATIENCE_S
+        ),
+        stage2=Stage2Config(
+            url=options.stage2_url,
+            port=port2,
+            engine="transformers",
+            model=model,
+            threads=1,
+            timeout_s=PATIENCE_S,
+        ),
     )
 
 
