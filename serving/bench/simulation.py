@@ -12,6 +12,8 @@ from pipeline_ver2.errors import QueueFull, StageError
 from serving.workers.scheduler import SchedulerCore
 from serving.workers.waiting_line import Ticket
 
+_AFTER_FAILURE_S = 2.0
+
 Outcome = Literal["answered", "failed", "shed", "rejected", "cancelled"]
 Latency = Callable[[int], float | None]
 """Seconds a request takes that begins as one of so many at work; None = it runs out of memory."""
@@ -122,10 +124,14 @@ class Simulation:
 
 
 def keep_sending(simulation: Simulation, client: str, window: int) -> None:
-    """A client that always has `window` requests outstanding; a refused one it sends again when told to."""
+    """A client that always has `window` requests outstanding.
+
+    A refused one it sends again when told to, one that failed after two seconds.
+    """
 
     def again(request: Request) -> None:
-        simulation.at(simulation.now + (request.retry_after_s or 0.0), send)
+        wait_s = _AFTER_FAILURE_S if request.outcome == "failed" else request.retry_after_s or 0.0
+        simulation.at(simulation.now + wait_s, send)
 
     def send() -> None:
         simulation.send(client, ended=again)

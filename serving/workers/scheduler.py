@@ -33,6 +33,7 @@ _WAITS_REMEMBERED = 256
 _LOOK_AGAIN_S = 1e-3  # after the last moment to begin: no timer may come too early to see it
 _IDLE_S = 10.0
 _UNKNOWN_S = 1.0
+_ACCIDENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,9 @@ class SchedulerCore:
         return self._line.first_due() - self._service.needed_s + _LOOK_AGAIN_S
 
     def out_of_memory(self, now: float) -> None:
-        """The engine ran out of memory. What is told within the time of one request is the same accident."""
+        """The engine ran out of memory. What is told within a second is the same accident."""
         if now >= self._next_accident_at:
-            self._next_accident_at = now + (self._service.mean_s or _UNKNOWN_S)
+            self._next_accident_at = now + _ACCIDENT_S
             self._limit.out_of_memory(now)
             self._decide(now)
 

@@ -82,6 +82,14 @@ def test_a_client_keeps_its_window() -> None:
     assert outcomes.count(None) == 2
 
 
+def test_a_client_whose_request_failed_comes_back_later() -> None:
+    """Else it would fail for ever in the same moment."""
+    simulated = simulation(seconds=None)
+    keep_sending(simulated, "a", 2)
+    simulated.run(5)
+    assert sorted(request.asked_at for request in simulated.requests) == [0, 0, 2, 2, 4, 4]
+
+
 def test_a_live_client_does_not_wait() -> None:
     """Its requests come in their interval, answered or not."""
     simulated = simulation()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pipeline_ver2.errors import EngineFailed, StageTimeout, UnknownModel
+from pipeline_ver2.errors import DeadlineShed, EngineFailed, QueueFull, StageTimeout, UnknownModel
 from serving.workers.chat import Chat, End, Piece, parse_chat
 from serving.workers.daemon import RequestContext
 from serving.workers.stage2_engine import Watch
@@ -121,3 +123,43 @@ async def test_running_out_of_memory_lowers_the_limit(tmp_path: Path) -> None:
     assert served.value("limit") == 2
     assert served.value("engine_events_total", event="out_of_memory") == 1
     assert served.value("engine_events_total", event="failure") == 1
+
+
+async def test_what_never_reached_the_engine_is_counted_by_reason(tmp_path: Path) -> None:
+    """Shed, refused, displaced, given up; waiting is told apart from working."""
+    served = Served(tmp_path, ScriptedEngine([ScriptedEngine.HANG]), limit=1, max_queue=2)
+    tasks = [asyncio.create_task(served.service.complete(chat(), CONTEXT)) for _ in range(3)]
+    while served.value("waiting") < 2:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+    assert served.value("running") == 1
+    with pytest.raises(QueueFull):
+        await served.service.complete(chat(), CONTEXT)
+    with pytest.raises(DeadlineShed):
+        await served.service.complete(chat(), replace(CONTEXT, deadline_at=time.monotonic() - 1))
+    other = asyncio.create_task(served.service.complete(chat(), replace(CONTEXT, client="other")))
+    (refused,), _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert isinstance(refused.exception(), QueueFull)
+    for task in (other, *reversed(tasks)):  # the one at work last, or its permit would go to one that waits
+        task.cancel()
+    await asyncio.gather(other, *tasks, return_exceptions=True)
+    for reason in ("queue_full", "displaced"):
+        assert served.value("rejected_total", reason=reason) == 1
+    assert served.value("shed_total", reason="on_arrival") == 1
+    assert served.value("shed_total", reason="while_waiting") == 0
+    assert served.value("cancelled_waiting_total") == 2
+    assert served.value("requests_total", outcome="queue_full") == 2
+    assert served.value("running") == served.value("waiting") == 0
+
+
+async def test_the_limit_may_be_a_range(tmp_path: Path) -> None:
+    """It starts at its lower end, rises with quick answers, and falls when the engine tells of memory pressure."""
+    engine = ScriptedEngine(*["One"] * 64)
+    served = Served(tmp_path, engine, limit={"min": 1, "max": 4})
+    assert served.value("limit") == 1
+    while engine.script:
+        await asyncio.gather(*(served.service.complete(chat(), CONTEXT) for _ in range(min(4, len(engine.script)))))
+    raised = served.value("limit")
+    assert 1 <= raised <= 4
+    engine.was_hurt("memory_pressure")
+    assert served.value("limit") == max(1, raised - 1)
+    assert served.value("engine_events_total", event="memory_pressure") == 1
