@@ -46,9 +46,10 @@ def importable(repo: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(repo))
         sys.meta_path.remove(finder)
-        for name, module in list(sys.modules.items()):  # looking at one may import others
-            if name not in before and _is_in(module, repo):
-                del sys.modules[name]
+        # Looking at a module may import others, and needs those above it.
+        there = [name for name, module in list(sys.modules.items()) if name not in before and _is_in(module, repo)]
+        for name in there:
+            del sys.modules[name]
         for name in [name for name in sys.modules if name.partition(".")[0] in _COMMON_NAMES]:
             del sys.modules[name]
         sys.modules.update(hidden)
