@@ -27,7 +27,7 @@ from serving.bench.daemons import CLIP, demo_config, stage1_config, stage2_confi
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
-from serving.bench.tables import bars_table, demo_table, seed_table, stage1_table, stage2_table
+from serving.bench.tables import bars_table, demo_table, gpu_table, seed_table, stage1_table, stage2_table
 
 T = TypeVar("T")
 
@@ -130,6 +130,26 @@ def scheduler(*, as_json: _Json = False) -> None:
     bars = scheduler_bench.bars_of(hours, limits)
     report = scheduler_bench.build_report(machine, hours, limits, bars)
     conclude(report, [bars_table(bars)], bars, as_json=as_json)
+
+
+@app.command()
+def gpu(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds at each concurrency.")] = 10,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Run the transformers engine on CUDA with random weights of Qwen3.5-2B's size: latency and memory."""
+    from serving.bench import gpu as bench  # needs the engine
+
+    with _measuring():
+        bench.check_gpu()
+        machine = describe_machine(bench.PACKAGES)
+        with temporary_folder() as folder:
+            bench.write_random_model(folder / "model", bench.TEXT_2B, bench.VISION_2B, "cuda")
+            figures = asyncio.run(_until_signalled(bench.measure(folder / "model", rounds, _tell)))
+    bars = bench.bars_of(figures)
+    report = bench.build_report(machine, rounds, figures, bars)
+    conclude(report, [gpu_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:

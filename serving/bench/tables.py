@@ -69,6 +69,18 @@ def stage2_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def gpu_table(report: Mapping[str, Any]) -> Table:
+    """The concurrencies of the GPU benchmark, one line each."""
+    table = Table(title=f"{report['machine']['gpu']}, {report['models']['stage2']}", caption=_machine(report))
+    columns = {"concurrency": "clients", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "tokens_per_s": "tokens/s"}
+    columns["peak_gb"] = "peak GB"
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for row in report["rows"]:
+        table.add_row(*(str(row[name]) for name in columns))
+    return table
+
+
 def bars_table(bars: Sequence[Bar]) -> Table:
     """The bars, one line each."""
     table = Table(title="Bars")
