@@ -28,7 +28,7 @@ from tests.fake_vllm import write_executable
 from tests.servers import served, spawned
 from tests.stage2 import stage2_config
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def chat(text: str = "Hello", **fields: object) -> Chat:
@@ -311,7 +311,7 @@ async def test_the_child_never_outlives_the_daemon(tmp_path: Path, number: signa
         began = time.monotonic()
         (child,) = notes(tmp_path)
         await until(lambda: is_gone(child["pid"]) and is_gone(child["helper_pid"]))
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
 
 
 async def test_the_childs_output_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
