@@ -211,7 +211,7 @@ async def test_a_worker_runs_jobs_without_the_api(server: Server, clip: Path) ->
 @pytest.mark.fault("O10")
 async def test_the_api_answers_while_large_frames_are_decoded(server: Server) -> None:
     """The status of a job comes while its 4K video is decoded, many times over."""
-    large = lavfi("large.mp4", "testsrc=s=3840x2160:r=10:d=3", "-preset", "ultrafast", "-pix_fmt", "yuv420p")
+    large = lavfi("large.mp4", "color=red:s=3840x2160:r=10:d=2", "-preset", "ultrafast", "-pix_fmt", "yuv420p")
     with server.run():
         job_id = await server.post(large)
         await server.until(job_id, "state", "running")
