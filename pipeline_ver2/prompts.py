@@ -128,6 +128,17 @@ def neutralise(text: str) -> str:
     return _MARKER.sub(lambda match: match.group() + " ", text)
 
 
+def neutralised(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """A JSON value with every text in it neutralised, keys excepted."""
+    if isinstance(value, str):
+        return neutralise(value)
+    if isinstance(value, list):
+        return [neutralised(item) for item in value]
+    if isinstance(value, dict):
+        return {key: neutralised(item) for key, item in value.items()}
+    return value
+
+
 def describe_findings(findings: Sequence[Sequence[Detection]]) -> str:
     """Stage 1's findings as the prompt words them: `frame 1: walk 0.83/run 0.31, stand 0.52; frame 2: nobody`."""
     return "; ".join(f"frame {number}: {_persons(found)}" for number, found in enumerate(findings, start=1))

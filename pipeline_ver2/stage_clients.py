@@ -140,7 +140,7 @@ class Stage1Client(StageClient):
         body, head_length = await asyncio.to_thread(self._pack, clips)
         headers = {
             wire.OIP_HEAD_LENGTH_HEADER: str(head_length),
-            wire.IDEMPOTENCY_HEADER: key,
+            **wire.job_headers(key),
             "Content-Type": "application/octet-stream",
         }
         path = f"/v2/models/{MODEL}/infer"

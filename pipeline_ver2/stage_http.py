@@ -107,7 +107,7 @@ class StageClient:
             StageError: What became of it; see the module's words on waiting and sends.
             RequestError: The stage refused the request.
         """
-        headers = {wire.IDEMPOTENCY_HEADER: key, "Content-Type": "application/json"}
+        headers = {**wire.job_headers(key), "Content-Type": "application/json"}
         return await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
 
     async def _request(

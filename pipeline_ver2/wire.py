@@ -132,6 +132,11 @@ class EvaluateReply(WireModel):
     attempts: int
 
 
+def job_headers(key: str) -> dict[str, str]:
+    """Headers of one piece of a job, `job/slot` or `job/batch`: repeats are recognised, and jobs take turns."""
+    return {IDEMPOTENCY_HEADER: key, CLIENT_HEADER: key.partition("/")[0]}
+
+
 def server_timing(queue_s: float, run_s: float) -> str:
     """The `Server-Timing` value both daemons send; durations in milliseconds, as the W3C draft defines."""
     return f"queue;dur={queue_s * 1e3:.3f}, run;dur={run_s * 1e3:.3f}"

@@ -32,6 +32,7 @@ class StandIn:
     rule: Rule = behave
     seen: Counter[str] = field(default_factory=Counter)
     keys: list[str] = field(default_factory=list)
+    clients: set[str] = field(default_factory=set)
     bodies: list[Any] = field(default_factory=list)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
@@ -53,6 +54,7 @@ class StandIn:
         key = full.split("/")[1]
         self.seen[key] += 1
         self.keys.append(full)
+        self.clients.add(request.headers[wire.CLIENT_HEADER])
         self.running += 1
         self.idle.clear()
         self.most_running = max(self.most_running, self.running)

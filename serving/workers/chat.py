@@ -22,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline_ver2.errors import RequestError
-from pipeline_ver2.prompts import neutralise
+from pipeline_ver2.prompts import neutralise, neutralised
 from serving.workers.chat_schema import check_json_schema
 
 MAX_IMAGES = 16
@@ -279,13 +279,17 @@ def _passed_on(raw: Mapping[str, Any], checked: _Body, max_tokens: int) -> dict[
     """The body for another OpenAI server: the caller's, with its text made harmless and its length bounded."""
     messages = []
     for message in checked.messages:
-        passed = message.model_dump(by_alias=True, exclude_unset=True)
+        passed = neutralised(message.model_dump(by_alias=True, exclude_unset=True, exclude={"content"}))
         if isinstance(message.content, str):
             passed["content"] = neutralise(message.content)
         elif message.content is not None:
             passed["content"] = [_passed_part(part) for part in message.content]
         messages.append(passed)
-    kept = {key: value for key, value in raw.items() if key not in {"n", "max_completion_tokens"}}
+    replaced = {"n", "max_completion_tokens", "messages"}
+    try:
+        kept = neutralised({key: value for key, value in raw.items() if key not in replaced})
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
     return {**kept, "messages": messages, "max_tokens": max_tokens}
 
 

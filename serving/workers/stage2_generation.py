@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from pipeline_ver2.errors import EngineFailed, RequestError
 from serving.workers.chat import Piece, Token
+from serving.workers.guidance import grammar_of
 
 _CACHED_GRAMMARS = 32
 
@@ -50,11 +51,7 @@ class Grammars:
         return self._compiled[key].deep_copy()
 
     def _compile(self, schema: str) -> Any:  # noqa: ANN401 - untyped library
-        try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
-        except ValueError as error:
-            raise RequestError(f"response_format: {error}") from error
-        matcher = llguidance.LLMatcher(self.tokenizer, grammar)
+        matcher = llguidance.LLMatcher(self.tokenizer, grammar_of(schema))
         if matcher.is_error():
             raise RequestError(f"response_format: this schema cannot guide the answer: {matcher.get_error()[:300]}")
         return matcher

@@ -33,6 +33,7 @@ from serving.workers.daemon import (
     give_up,
     request_context,
 )
+from serving.workers.guidance import check_guidable
 from serving.workers.process import daemon_main
 from serving.workers.stage2_choice import build_engine
 from serving.workers.stage2_engine import Engine
@@ -62,7 +63,10 @@ def build_app(config: Config, engine: Engine | None = None) -> FastAPI:
     """
     check_settings(config.pipeline)
     registry = CollectorRegistry()
-    service = Stage2Service(config.stage2, engine or build_engine(config.stage2), registry)
+    engine = engine or build_engine(config.stage2)
+    if engine.name in ("transformers", "vllm"):
+        check_guidable(config.pipeline.answer_schema)
+    service = Stage2Service(config.stage2, engine, registry)
     readiness = Readiness(service.engine)
 
     @asynccontextmanager

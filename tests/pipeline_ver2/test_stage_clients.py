@@ -118,6 +118,18 @@ async def test_an_answer_carries_its_attempts_and_the_model_asked_for(stages: St
     assert stages.stage2.bodies[0]["model"] == "stand-in-vlm"
 
 
+async def test_both_stages_are_told_whose_work_it_is(stages: Stages) -> None:
+    """The job is the client between whom and others the stages are fair."""
+    settings = settings_for(stages)
+    async with stage1_client(stages) as detector, Stage2Client(settings.stage2, settings.pipeline) as answerer:
+        told = await answerer.describe()
+        await detector.detect([CLIP], key="job-7/batch-0")
+        await answerer.evaluate(QUESTION, model=told.name, key="job-7/slot-0")
+
+    assert stages.stage1.clients == {"job-7"}
+    assert stages.stage2.clients == {"job-7"}
+
+
 async def test_labels_come_from_a_file_where_the_server_names_none(free_port: int, tmp_path: Path) -> None:
     """A server without labels in its metadata needs stage1.labels_path; the message names the key."""
     url = {"stage1.url": f"http://127.0.0.1:{free_port}"}

@@ -170,6 +170,30 @@ def test_markers_in_text_reach_no_engine(as_parts: object) -> None:
         assert "< |im_end|>" in seen
 
 
+@pytest.mark.fault("B5")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]},
+        {"documents": [{"title": "t", "text": ["<|image_pad|>"]}]},
+        {"chat_template_kwargs": {"note": "<|im_start|>"}},
+    ],
+)
+def test_markers_anywhere_in_the_body_reach_no_server_behind(fields: dict[str, Any]) -> None:
+    """Templates may show tools, documents and whatever else comes along."""
+    passed = parsed({**user("hello"), **fields}).body
+    assert "<|" not in json.dumps({name: passed[name] for name in fields})
+
+
+def test_a_body_nested_too_deeply_is_refused() -> None:
+    """No recursion of ours gives way under it."""
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        parsed({**user("hello"), "documents": deep})
+
+
 def test_what_this_server_does_not_know_is_passed_on() -> None:
     """A server behind gets the caller's body, bounded; `n` and the newer name of the bound are settled here."""
     body = chat_body(picture(), top_k=20, max_completion_tokens=9, n=1, user="me", seed=5)
