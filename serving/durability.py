@@ -93,6 +93,10 @@ class DurableQueue:
         with SetWorkflowID(job_id):
             DBOS.enqueue_workflow(QUEUE_NAME, self._workflow, job_id)
 
+    def forget(self, job_id: str) -> None:
+        """Let go of what is kept of a job that has ended."""
+        DBOS.delete_workflow(job_id)
+
     def close(self) -> None:
         """Take no more jobs; those that run must have stopped."""
         self._workflow = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import uvicorn
 from prometheus_client import CollectorRegistry
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import StageError
@@ -69,7 +70,7 @@ async def engine(config: Config, adopted: Sequence[str] = ()) -> AsyncIterator[E
         )
         await asyncio.to_thread(_open, queue, store, data, adopted)
         log.info("jobs run here as executor %s, %d at a time", name, config.serving.jobs_at_once)
-        cleaner = asyncio.create_task(_clean(config, store, data), name="retention")
+        cleaner = asyncio.create_task(_clean(config, store, data, queue), name="retention")
         try:
             yield Engine(store, data, queue, metrics)
         finally:
@@ -166,7 +167,11 @@ def _close(queue: DurableQueue, worker: Worker) -> None:
     queue.close()
 
 
-async def _clean(config: Config, store: JobStore, data: DataDir) -> None:
+async def _clean(config: Config, store: JobStore, data: DataDir, queue: DurableQueue) -> None:
     while True:
-        await asyncio.to_thread(enforce, store, data, config.serving.retention)
+        try:
+            for job_id in await asyncio.to_thread(enforce, store, data, config.serving.retention):
+                await asyncio.to_thread(queue.forget, job_id)
+        except (OSError, SQLAlchemyError) as error:
+            log.warning("ended jobs could not be deleted, the next try is in %g s: %s", RETENTION_EVERY_S, error)
         await asyncio.sleep(RETENTION_EVERY_S)

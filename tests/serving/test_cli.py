@@ -90,7 +90,7 @@ def test_help_names_every_subcommand(tmp_path: Path) -> None:
     """The list of what can be done."""
     told = call("--help", folder=tmp_path)
     assert told.returncode == 0
-    assert {"up", "stage1", "stage2", "run", "bench", "plan-vram"} <= set(told.stdout.split())
+    assert {"up", "worker", "stage1", "stage2", "run", "bench", "plan-vram"} <= set(told.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Told:
 
 @pytest.mark.slow
 def test_a_job_is_run_once_and_goes_on_after_an_interruption(data: DataDir) -> None:
-    """Put twice it runs once; interrupted it goes on at the next start; once it has ended it does not run again."""
+    """Put twice it runs once; interrupted it goes on at the next start; ended, only once it is forgotten."""
     first = Told("b")
     with opened(data, first.work) as durable:
         for job_id in ("a", "a", "b"):
@@ -63,6 +63,9 @@ def test_a_job_is_run_once_and_goes_on_after_an_interruption(data: DataDir) -> N
             durable.put(job_id)
         assert second.next() == "c"
         assert second.jobs.empty()
+        durable.forget("a")
+        durable.put("a")
+        assert second.next() == "a"
 
 
 @pytest.mark.slow
