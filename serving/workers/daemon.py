@@ -136,7 +136,8 @@ def request_context(request: Request) -> RequestContext:
 def error_response(error: ZroactError, path: str) -> JSONResponse:
     """The reply for an error of the tree, as the protocol of the path has it.
 
-    `Retry-After` is there where the error knows when to come back. To the clients of both machines' protocols a bad request is a 400.
+    `Retry-After` is there where the error knows when to come back. To the clients of both machines' protocols a bad
+    request is a 400.
     """
     headers = {}
     if isinstance(error, StageError) and error.retry_after_s is not None:
