@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from pipeline_ver2.errors import ConfigError, UnknownJob
@@ -51,9 +51,9 @@ class JobStore:
             self._engine = sql.create_engine(_with_driver(url))
             if self._engine.dialect.name == "sqlite":
                 sql.event.listen(self._engine, "connect", _set_up_sqlite)
-            _METADATA.create_all(self._engine)
+            _create_table(self._engine)
         except (SQLAlchemyError, ImportError) as error:
-            # The message of a database may hold the URL with its password; its first line does not.
+            # What the database says may hold the URL with its password.
             raise ConfigError(f"serving.database_url: {type(error).__name__}: the database cannot be used") from error
 
     def close(self) -> None:
@@ -182,6 +182,13 @@ class JobStore:
             return connection.execute(statement).rowcount
 
 
+def _create_table(engine: sql.Engine) -> None:
+    try:
+        _METADATA.create_all(engine)
+    except DBAPIError:  # another process made it between our look and our try; a second look sees it
+        _METADATA.create_all(engine)
+
+
 def _with_driver(url: str) -> sql.URL:
     """The URL with the PostgreSQL driver that is installed, where it names none."""
     parsed = sql.make_url(url)
@@ -191,8 +198,8 @@ def _with_driver(url: str) -> sql.URL:
 
 def _set_up_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - any DB-API connection
     """Readers do not wait for writers, and writers wait for each other."""
-    connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA busy_timeout={_LOCK_WAIT_S * 1000}")
+    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _record(row: RowMapping | Mapping[str, Any]) -> JobRecord:
