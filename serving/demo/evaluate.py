@@ -97,7 +97,8 @@ def _stages(parts: Sequence[str]) -> tuple[StageName, ...]:
 
 def _identity(config: Config, options: argparse.Namespace) -> str:
     model = DEMO_MODEL_FOLDER if config.stage2.model is None else Path(config.stage2.model)
-    files = [config.stage1.model_path or EMBEDDED_MODEL, *(path for path in model.glob("*") if path.is_file())]
+    # What is missing is for the daemons to refuse.
+    files = [path for path in (config.stage1.model_path or EMBEDDED_MODEL, *model.glob("*")) if path.is_file()]
     settings = {"clips": options.clips, "slots": options.slots, "urls": [config.stage1.url, config.stage2.url]}
     return identity(files, settings)
 

@@ -285,12 +285,13 @@ def _passed_on(raw: Mapping[str, Any], checked: _Body, max_tokens: int) -> dict[
         elif message.content is not None:
             passed["content"] = [_passed_part(part) for part in message.content]
         messages.append(passed)
-    replaced = {"n", "max_completion_tokens", "messages"}
+    replaced = {"n", "max_completion_tokens", "messages", "response_format"}
     try:
         kept = neutralised({key: value for key, value in raw.items() if key not in replaced})
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
-    return {**kept, "messages": messages, "max_tokens": max_tokens}
+    schema = {"response_format": raw["response_format"]} if "response_format" in raw else {}
+    return {**kept, **schema, "messages": messages, "max_tokens": max_tokens}
 
 
 def _passed_part(part: _Part) -> dict[str, Any]:

@@ -155,7 +155,8 @@ def test_work_without_a_deadline_does_not_starve(
     patient = [at for at, request in enumerate(began) if request.due_at == math.inf and (request.began_at or 0) > 5]
     assert len(patient) > 5
     gaps = [later - sooner for sooner, later in itertools.pairwise(patient)]
-    assert max(gaps) <= 1 / share + limit
+    # One more where no deadline pressed for a moment; those that begin in the same moment have no order.
+    assert max(gaps) <= 1 / share + 1 + 2 * (limit - 1)
     assert sum(gaps) / len(gaps) == pytest.approx(1 / share, rel=0.15)
 
 
