@@ -42,9 +42,10 @@ check: setup ## format, lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two files at a time; the tests of one file share what they have started.
 test: check vllm ## the checks, the quick tests, then the slow ones
-	$(PYTEST) -q -m "not soak and not slow" </dev/null
-	$(PYTEST) -q -m "slow and not soak" </dev/null
+	$(PYTEST) -q -n 2 --dist loadfile -m "not soak and not slow" </dev/null
+	$(PYTEST) -q -n 2 --dist loadfile -m "slow and not soak" </dev/null
 
 soak: setup ## the long runs
 	$(PYTEST) -q -m soak </dev/null
