@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+
+# What a shell starts in the background ignores Ctrl-C, and so would every process started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FRAMES = 145
 """At 30 fps with an interval of 11: 13 keyframes, 4 batches, 5 slots, the last one filled up by two repeats."""
