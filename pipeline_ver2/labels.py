@@ -29,6 +29,19 @@ def read_labels(path: Path, key: str) -> tuple[str, ...]:
         raise ConfigError(f"{said} cannot be read: {error}") from error
     if not text.lstrip().startswith(("[", "{")):
         return check_labels([line.strip() for line in text.splitlines() if line.strip()], said)
+    return labels_of_json(text, said)
+
+
+def labels_of_json(text: str, said: str) -> tuple[str, ...]:
+    """Class names from a JSON list, or a JSON object of index and name, from 0 or from 1.
+
+    Args:
+        text: The JSON.
+        said: Where it is from, the beginning of a message.
+
+    Raises:
+        ConfigError: It is no JSON, or holds no names or one twice.
+    """
     try:
         content = json.loads(text)
     except ValueError as error:
