@@ -127,8 +127,8 @@ def read_infer(
         raise RequestError("id must be a string")
     return InferRequest(
         clips=tensors["clips"],
-        threshold=_fraction(parameters, "threshold", config.threshold),
-        nms_iou=_fraction(parameters, "nms_iou", config.nms_iou),
+        threshold=fraction(parameters, "threshold", config.threshold),
+        nms_iou=fraction(parameters, "nms_iou", config.nms_iou),
         binary=_wanted(head.get("outputs"), default=parameters.get("binary_data_output") is True),
         request_id=request_id,
     )
@@ -157,9 +157,11 @@ def check_count(count: int, config: Stage1Config) -> None:
         raise RequestError(f"clips: {count} in one request, allowed are 1 to {config.max_batch} (stage1.max_batch)")
 
 
-def write_infer(request: InferRequest, outputs: Sequence[ClipOutput]) -> tuple[bytes, dict[str, str], str]:
-    """The reply's `(body, headers, media type)`. Why a clip failed stands in the parameters, for people."""
-    most = max(len(output.findings.boxes) for output in outputs)
+def tensors_of(outputs: Sequence[ClipOutput], *, least: int = 0) -> dict[str, NDArray[Any]]:
+    """The four outputs: `status` and `num_detections` `(B, 1)` int32, `boxes` `(B, M, 4)` and `scores` `(B, M, C)`
+    float32, zero-padded. M is the most boxes of a clip, `least` at the least.
+    """
+    most = max([least, *(len(output.findings.boxes) for output in outputs)])
     labels = outputs[0].findings.scores.shape[1]
     boxes = np.zeros((len(outputs), most, BOX_SIDES), np.float32)
     scores = np.zeros((len(outputs), most, labels), np.float32)
@@ -167,12 +169,17 @@ def write_infer(request: InferRequest, outputs: Sequence[ClipOutput]) -> tuple[b
         found = len(output.findings.boxes)
         boxes[number, :found], scores[number, :found] = output.findings.boxes, output.findings.scores
     status = [[STATUS_OK if output.problem is None else STATUS_FAILED] for output in outputs]
-    tensors: dict[str, NDArray[Any]] = {
+    return {
         "status": np.asarray(status, np.int32),
         "num_detections": np.asarray([[len(output.findings.boxes)] for output in outputs], np.int32),
         "boxes": boxes,
         "scores": scores,
     }
+
+
+def write_infer(request: InferRequest, outputs: Sequence[ClipOutput]) -> tuple[bytes, dict[str, str], str]:
+    """The reply's `(body, headers, media type)`. Why a clip failed stands in the parameters, for people."""
+    tensors = tensors_of(outputs)
     problems = {str(number): output.problem for number, output in enumerate(outputs) if output.problem is not None}
     parts, head_length = pack_tensors(
         {name: tensors[name] for name in request.binary},
@@ -198,7 +205,12 @@ def _head_length(value: str | None) -> int | None:
     return int(value)
 
 
-def _fraction(parameters: Mapping[str, Any], key: str, default: float) -> float:
+def fraction(parameters: Mapping[str, Any], key: str, default: float) -> float:
+    """A parameter of a request that is a number from 0 to 1.
+
+    Raises:
+        RequestError: It is something else.
+    """
     value = parameters.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise RequestError(f"parameters.{key} must be a number from 0 to 1, not {str(value)[:40]}")

@@ -39,7 +39,7 @@ def is_cpu_build(python: str) -> bool:
 def server_command(python: str, model: str, settings: Stage2Config, *, on_cpu: bool) -> list[str]:
     """The command line less the address. Options the user gives come last, so they win.
 
-    On a card, `vram_plan.with_memory_planned` has added vLLM's share of it to the user's options.
+    On a card, `vram_check.with_memory_planned` has added vLLM's share of it to the user's options.
 
     Args:
         python: The interpreter that has vLLM.

@@ -10,14 +10,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
-from numpy.typing import NDArray
 
 from pipeline_ver2.config import load_config
-from pipeline_ver2.errors import RequestError, ZroactError
-from serving.workers.postprocess import BOX_SIDES, ClipOutput
+from pipeline_ver2.errors import ZroactError
 from serving.workers.stage1_model import load_detector
+from serving.workers.stage1_oip import fraction, tensors_of
 
 
 class TritonPythonModel:
@@ -47,38 +45,13 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:  # noqa: ANN401 - Triton's own types exist only in its backend
         try:
             parameters = json.loads(request.parameters() or "{}")
-            threshold = _fraction(parameters, "threshold", self._config.threshold)
-            nms_iou = _fraction(parameters, "nms_iou", self._config.nms_iou)
+            threshold = fraction(parameters, "threshold", self._config.threshold)
+            nms_iou = fraction(parameters, "nms_iou", self._config.nms_iou)
             clips = pb_utils.get_input_tensor_by_name(request, "clips").as_numpy()
             outputs = self._detector.detect(clips, threshold, nms_iou)
         except ZroactError as error:
             return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(error)))
-        tensors = tensors_of(outputs, len(self._detector.info.labels))
+        tensors = tensors_of(outputs, least=1)  # not every client takes a tensor without a value
         return pb_utils.InferenceResponse(
             output_tensors=[pb_utils.Tensor(name, array) for name, array in tensors.items()]
         )
-
-
-def tensors_of(outputs: Sequence[ClipOutput], labels: int) -> dict[str, NDArray[Any]]:
-    """The four outputs: `status` and `num_detections` `(B, 1)` int32, `boxes` `(B, M, 4)` and `scores` `(B, M, C)`
-    float32, zero-padded. M is at least 1, since not every client takes a tensor without a value.
-    """
-    most = max([1, *(len(output.findings.boxes) for output in outputs)])
-    boxes = np.zeros((len(outputs), most, BOX_SIDES), np.float32)
-    scores = np.zeros((len(outputs), most, labels), np.float32)
-    for number, output in enumerate(outputs):
-        found = len(output.findings.boxes)
-        boxes[number, :found], scores[number, :found] = output.findings.boxes, output.findings.scores
-    return {
-        "status": np.asarray([[int(output.problem is not None)] for output in outputs], np.int32),
-        "num_detections": np.asarray([[len(output.findings.boxes)] for output in outputs], np.int32),
-        "boxes": boxes,
-        "scores": scores,
-    }
-
-
-def _fraction(parameters: dict[str, Any], key: str, default: float) -> float:
-    value = parameters.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise RequestError(f"parameters.{key} must be a number from 0 to 1, not {str(value)[:40]}")
-    return float(value)
