@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup vllm demo test check soak clean
+.PHONY: help setup vllm debian demo test check soak clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -42,12 +42,17 @@ check: setup ## format, lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What tests use of Debian: a browser, a database, a broker, an RTSP server, ffmpeg. Elsewhere, and without the rights,
+# nothing is installed, and tests that want what is missing say so when they are skipped.
+debian: ## Debian's packages for tests of the page, PostgreSQL, MQTT and RTSP; root only
+	@.ci/debian-packages
+
 # Two files at a time; the tests of one file share what they have started.
-test: check vllm ## the checks, the quick tests, then the slow ones
+test: check vllm debian ## the checks, the quick tests, then the slow ones
 	$(PYTEST) -q -n 2 --dist loadfile -m "not soak and not slow" </dev/null
 	$(PYTEST) -q -n 2 --dist loadfile -m "slow and not soak" </dev/null
 
-soak: setup ## the long runs
+soak: setup debian ## the long runs
 	$(PYTEST) -q -m soak </dev/null
 
 clean: ## remove what can be made again
