@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from pipeline_ver2 import report
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, ResultsError, ZroactError
-from pipeline_ver2.job import Job, Observer
+from pipeline_ver2.job import Job, Observer, Silent
 from pipeline_ver2.main import TimingRecorder, probe_video
 from pipeline_ver2.overlay import Caption, KeyframeOverlay, annotate
 from pipeline_ver2.prompts import check_settings
@@ -162,7 +162,7 @@ def _observer() -> Iterator[Observer | None]:
         yield _Bars(progress)
 
 
-class _Bars:
+class _Bars(Silent):
     """An observer that moves progress bars."""
 
     def __init__(self, progress: Progress) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline_ver2.results import KeyframeRecord, SlotRecord
+from pipeline_ver2.tracker import ReadySlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class Observer(Protocol):
     def decoded(self, frames_grid: int, frames_expected: int | None) -> None:
         """So many grid frames are decoded, of so many if the header can be believed."""
 
+    def answered(self, slot: ReadySlot, record: SlotRecord) -> None:
+        """A slot with its images is about to be told as settled, now or, when a run goes on, in an earlier one."""
+
     def settled(self, record: KeyframeRecord | SlotRecord) -> None:
         """A keyframe or a slot has its record."""
 
@@ -35,6 +39,9 @@ class Silent:
     """An observer that keeps it to itself."""
 
     def decoded(self, frames_grid: int, frames_expected: int | None) -> None:
+        """Say nothing."""
+
+    def answered(self, slot: ReadySlot, record: SlotRecord) -> None:
         """Say nothing."""
 
     def settled(self, record: KeyframeRecord | SlotRecord) -> None:

@@ -264,9 +264,10 @@ class _Run:
         settled = self.settled.slots.get(slot.index)
         unasked = slot.unasked(self.config.pipeline.gate)
         if settled is not None:
+            self.observer.answered(slot, settled)
             self.observer.settled(settled)
         elif unasked is not None:
-            self._record(unasked)
+            self._record(unasked, slot)
         else:
             frames, last = len(slot.images), slot.key_indices[-1]
             log.info("Slot %d-frame ready for Keyframe Index %d (slot %d)", frames, last, slot.index)
@@ -293,17 +294,19 @@ class _Run:
             raise
         except (StageError, RequestError) as error:
             log.warning("Slot %d refused: %s", slot.index, error)
-            self._record(slot.refused(error))
+            self._record(slot.refused(error), slot)
             return
         duration_s = self.recorder.now() - begun
         if times is not None:
             _record_times(self.recorder, "stage2", times, slot=slot.index)
         log.info("Slot %d: VLM took %.2f s, sends %d", slot.index, duration_s, asked.attempts)
-        self._record(slot.answered(asked, times, duration_s))
+        self._record(slot.answered(asked, times, duration_s), slot)
 
-    def _record(self, record: KeyframeRecord | SlotRecord) -> None:
+    def _record(self, record: KeyframeRecord | SlotRecord, slot: ReadySlot | None = None) -> None:
         self.records.add(record)
         self.journal.append(record)
+        if slot is not None and isinstance(record, SlotRecord):
+            self.observer.answered(slot, record)
         self.observer.settled(record)
 
     def _finish(self, state: RunState | None, error: str | None) -> Results:

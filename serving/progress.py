@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline_ver2.errors import ResultsError
+from pipeline_ver2.job import Silent
 from pipeline_ver2.results import JOURNAL_NAME, KeyframeRecord, SlotRecord, read_results
 from serving.jobs import JobFolder, JobRecord
 
@@ -36,7 +37,7 @@ class Progress(BaseModel):
     slots: dict[str, int] = {}
 
 
-class ProgressCounter:
+class ProgressCounter(Silent):
     """An observer that counts, and writes the counts down when told to."""
 
     def __init__(self, file: Path) -> None:
