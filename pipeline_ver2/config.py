@@ -215,8 +215,23 @@ class Retention(_Section):
     total_gb: float | None = Field(default=50, gt=0)
 
 
+class Downloads(_Section):
+    """How videos named by a URL are fetched; `private` lets them come from addresses that are not public."""
+
+    seconds: float = Field(default=600, gt=0)
+    redirects: int = Field(default=5, ge=0, le=20)
+    private: bool = False
+
+
+HostName = Annotated[str, Field(pattern=r"^(\*\.)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$")]
+
+
 class ServingConfig(_Section):
-    """The job API, and the jobs it takes."""
+    """The job API, and the jobs it takes.
+
+    `allowed_hosts` are those that jobs may name URLs of: `HOST`, `*.HOST` for all below it, each with or without a
+    `:PORT`; without one, the usual ports alone.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -225,8 +240,16 @@ class ServingConfig(_Section):
     jobs_at_once: int = Field(default=1, ge=1)
     max_queue: int = Field(default=100, ge=1)
     max_upload_mb: float = Field(default=2000, gt=0)
+    allowed_hosts: tuple[HostName, ...] = ()
+    downloads: Downloads = Downloads()
     limits: VideoLimits = VideoLimits()
     retention: Retention = Retention()
+
+
+class Telemetry(_Section):
+    """Where traces of jobs and of requests to the daemons are sent, by OTLP over HTTP; null: nowhere."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://")
 
 
 class Config(_Section):
@@ -237,6 +260,7 @@ class Config(_Section):
     stage1: Stage1Config = Stage1Config()
     stage2: Stage2Config = Stage2Config()
     serving: ServingConfig = ServingConfig()
+    telemetry: Telemetry = Telemetry()
 
 
 def load_config(

@@ -7,6 +7,7 @@ ZroactError
 ├── ResultsError        an output folder that cannot be used: taken, locked, of another run
 │   └── FolderInUse     another process works in it
 ├── StorageFull         no room for a file
+├── DatabaseAway        the database of jobs does not answer
 ├── RequestError        a request that does not fit its contract
 │   ├── BodyTooLarge
 │   ├── BodyStalled     the rest of a body did not come
@@ -16,7 +17,10 @@ ZroactError
 │   ├── UnknownJob      a job that does not exist, or no longer
 │   ├── JobNotEnded     what is asked for is there when the job has ended
 │   ├── NothingThere    the job ended without it
+│   ├── KeyReused       an idempotency key that came with another request before
+│   ├── SourceRefused   a URL that videos are not fetched from
 │   └── MediaPathError  a path outside the media roots, or unreadable
+├── SourceUnreachable   a URL that gave no video
 ├── AnswerError         a reply of the vision-language model that is no valid answer
 └── StageError          a stage did not do its work
     ├── StageUnreachable    nobody listens, or it is not ready yet: waiting, not a send
@@ -77,6 +81,14 @@ class StorageFull(ZroactError):
 
     code = "storage_full"
     http_status = 507
+
+
+class DatabaseAway(ZroactError):
+    """The database of jobs cannot be reached, or takes nothing now, for instance because its disk is full."""
+
+    code = "database_away"
+    http_status = 503
+    retryable = True
 
 
 class RequestError(ZroactError):
@@ -147,6 +159,27 @@ class MediaPathError(RequestError):
 
     code = "media_path"
     http_status = 403
+
+
+class KeyReused(RequestError):
+    """The idempotency key came with another body or other options before."""
+
+    code = "idempotency_key_reused"
+
+
+class SourceRefused(RequestError):
+    """A URL whose scheme, host or address is not allowed; the message says which key would allow it."""
+
+    code = "source_refused"
+    http_status = 403
+
+
+class SourceUnreachable(ZroactError):
+    """A URL from which no whole file came; the message says why."""
+
+    code = "source_unreachable"
+    http_status = 502
+    retryable = True
 
 
 class AnswerError(ZroactError):
