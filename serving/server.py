@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_ver2.config import Config
-from pipeline_ver2.errors import StageError
+from pipeline_ver2.errors import DatabaseAway, StageError
 from serving.app import JobApi
 from serving.durability import DurableQueue
 from serving.intake import Intake
@@ -172,6 +172,6 @@ async def _clean(config: Config, store: JobStore, data: DataDir, queue: DurableQ
         try:
             for job_id in await asyncio.to_thread(enforce, store, data, config.serving.retention):
                 await asyncio.to_thread(queue.forget, job_id)
-        except (OSError, SQLAlchemyError) as error:
+        except (OSError, DatabaseAway, SQLAlchemyError) as error:
             log.warning("ended jobs could not be deleted, the next try is in %g s: %s", RETENTION_EVERY_S, error)
         await asyncio.sleep(RETENTION_EVERY_S)

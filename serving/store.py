@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.engine import RowMapping
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from pipeline_ver2.errors import ConfigError, UnknownJob
+from pipeline_ver2.errors import ConfigError, DatabaseAway, UnknownJob
 from serving.jobs import ENDED, JobOptions, JobRecord, JobState
 
 _METADATA = sql.MetaData()
@@ -34,10 +36,11 @@ _JOBS = sql.Table(
 _OPEN = _JOBS.c.state.in_(["queued", "running"])
 _TIMES = ("created_at", "started_at", "ended_at")
 _LOCK_WAIT_S = 30
+_CONNECT_S = 5
 
 
 class JobStore:
-    """Jobs in an SQL database; its methods block and may be called from any thread.
+    """Jobs in an SQL database; its methods block, may be called from any thread, and raise `DatabaseAway`.
 
     Args:
         url: SQLAlchemy URL of the database.
@@ -48,7 +51,7 @@ class JobStore:
 
     def __init__(self, url: str) -> None:
         try:
-            self._engine = sql.create_engine(_with_driver(url))
+            self._engine = _engine(_with_driver(url))
             if self._engine.dialect.name == "sqlite":
                 sql.event.listen(self._engine, "connect", _set_up_sqlite)
             _create_table(self._engine)
@@ -109,13 +112,13 @@ class JobStore:
 
     def counts(self) -> dict[str, int]:
         """Jobs by state; states without jobs are left out."""
-        with self._engine.connect() as connection:
+        with self._connected() as connection:
             rows = connection.execute(sql.select(_JOBS.c.state, sql.func.count()).group_by(_JOBS.c.state))
             return {str(row[0]): int(row[1]) for row in rows}
 
     def open_ids(self) -> list[str]:
         """Ids of all jobs that have not ended, oldest first."""
-        with self._engine.connect() as connection:
+        with self._connected() as connection:
             return list(connection.scalars(sql.select(_JOBS.c.id).where(_OPEN).order_by(_JOBS.c.created_at)))
 
     def ended(self) -> list[JobRecord]:
@@ -165,7 +168,7 @@ class JobStore:
 
     def is_cancel_asked(self, job_id: str) -> bool:
         """Whether a job is to end; a job that was deleted is."""
-        with self._engine.connect() as connection:
+        with self._connected() as connection:
             asked = connection.scalar(sql.select(_JOBS.c.cancel_asked).where(_JOBS.c.id == job_id))
             return asked is None or bool(asked)
 
@@ -174,12 +177,32 @@ class JobStore:
         self._write(sql.delete(_JOBS).where(_JOBS.c.id == job_id, _JOBS.c.state.in_(ENDED)))
 
     def _select(self, statement: sql.Select[Any]) -> list[JobRecord]:
-        with self._engine.connect() as connection:
+        with self._connected() as connection:
             return [_record(row) for row in connection.execute(statement).mappings()]
 
     def _write(self, statement: sql.Insert | sql.Update | sql.Delete) -> int:
-        with self._engine.begin() as connection:
+        with self._connected() as connection, connection.begin():
             return connection.execute(statement).rowcount
+
+    @contextmanager
+    def _connected(self) -> Iterator[sql.Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except (OperationalError, InterfaceError, PoolTimeoutError) as error:
+            # What the database says may hold its address; its name for the trouble is enough.
+            raise DatabaseAway(f"the database of jobs does not answer ({_trouble(error)})") from error
+
+
+def _engine(url: sql.URL) -> sql.Engine:
+    if url.get_backend_name() == "sqlite":
+        return sql.create_engine(url)
+    # Connections die with the database's server; each is looked at before it is used.
+    return sql.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": _CONNECT_S})
+
+
+def _trouble(error: SQLAlchemyError) -> str:
+    return type(error.orig if isinstance(error, DBAPIError) and error.orig else error).__name__
 
 
 def _create_table(engine: sql.Engine) -> None:

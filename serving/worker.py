@@ -6,9 +6,11 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from pipeline_ver2.config import Config
-from pipeline_ver2.errors import FolderInUse, ResultsError
+from pipeline_ver2.errors import DatabaseAway, FolderInUse, ResultsError
 from serving.job_metrics import JobMetrics
 from serving.jobs import DataDir, JobFile, JobState
 from serving.run_job import Outcome, StopReason, run_job
@@ -20,6 +22,8 @@ MAX_ATTEMPTS = 5
 """A job that has ended the process that often without a word is not tried again."""
 
 _BUSY_PAUSE_S = 1.0
+
+T = TypeVar("T")
 
 
 class Interrupted(BaseException):
@@ -82,25 +86,25 @@ class Worker:
     async def _attempt(self, job_id: str) -> None:
         try:
             with self._data.folder(job_id).held():
-                record = self._store.start(job_id)
+                record = await self._patiently(lambda: self._store.start(job_id))
         except FolderInUse:
             raise
         except ResultsError as error:
-            self._end(job_id, "failed", f"{error.code}: {error}")
+            await self._end(job_id, "failed", f"{error.code}: {error}")
             return
         if record is None:
-            self._end(job_id, "cancelled")  # if it has ended in another way, that stays
+            await self._end(job_id, "cancelled")  # if it has ended in another way, that stays
             return
         if record.attempts > MAX_ATTEMPTS:
-            self._end(job_id, "failed", f"given up: the process that ran it ended {MAX_ATTEMPTS} times")
+            await self._end(job_id, "failed", f"given up: the process that ran it ended {MAX_ATTEMPTS} times")
             return
         self._metrics.started(record)
         log.info("job %s starts, attempt %d", job_id, record.attempts)
         outcome = await self._run(job_id)
         if outcome.state == "interrupted":
-            self._store.release(job_id)
+            self._release(job_id)
             raise Interrupted
-        self._end(job_id, outcome.state, outcome.error)
+        await self._end(job_id, outcome.state, outcome.error)
 
     async def _run(self, job_id: str) -> Outcome:
         folder = self._data.folder(job_id)
@@ -116,12 +120,35 @@ class Worker:
             return Outcome("failed", "internal: the log says more")
 
     def _why_stop(self, job_id: str) -> StopReason | None:
-        if self._store.is_cancel_asked(job_id):
-            return "cancelled"
+        try:
+            if self._store.is_cancel_asked(job_id):
+                return "cancelled"
+        except DatabaseAway:
+            pass  # nobody can ask for a cancel now either; the job goes on
         return "interrupted" if self._stopping.is_set() else None
 
-    def _end(self, job_id: str, state: JobState, error: str | None = None) -> None:
-        if self._store.end(job_id, state, error):
+    async def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask the database, which may be away for a while: what has been worked out is not lost for that.
+
+        Raises:
+            Interrupted: The process is to stop.
+        """
+        while True:
+            try:
+                return await asyncio.to_thread(ask)
+            except DatabaseAway as error:
+                log.warning("%s; asking again in %g s", error, _BUSY_PAUSE_S)
+                if await asyncio.to_thread(self._stopping.wait, _BUSY_PAUSE_S):
+                    raise Interrupted from error
+
+    def _release(self, job_id: str) -> None:
+        try:
+            self._store.release(job_id)
+        except DatabaseAway as error:  # the job goes on all the same, one attempt poorer
+            log.warning("job %s: %s", job_id, error)
+
+    async def _end(self, job_id: str, state: JobState, error: str | None = None) -> None:
+        if await self._patiently(lambda: self._store.end(job_id, state, error)):
             log.info("job %s ended: %s%s", job_id, state, f" ({error})" if error else "")
             self._metrics.ended(state)
         if state == "cancelled":
