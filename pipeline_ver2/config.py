@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -26,15 +24,16 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline_ver2.config_events import EventsConfig, JobWebhookConfig
+from pipeline_ver2.config_section import Section as _Section
 from pipeline_ver2.errors import ConfigError
 
 ENV_PREFIX = "ZROACT_"
 CONFIG_FILE_VARIABLE = "ZROACT_CONFIG"
 _SHORT_NAMES = {"ZROACT_DATABASE_URL": ["serving", "database_url"]}
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+_SECRETS = frozenset({"token", "secret", "password"})
+# No message shows what stands in these; the URL of a webhook is often a secret itself.
+_UNSHOWN = _SECRETS | {"webhook", "database_url"}
 
 
 def _client_url(url: str | None, host: str, port: int) -> str:
@@ -244,6 +243,7 @@ class ServingConfig(_Section):
     downloads: Downloads = Downloads()
     limits: VideoLimits = VideoLimits()
     retention: Retention = Retention()
+    webhook: JobWebhookConfig | None = None
 
 
 class Telemetry(_Section):
@@ -260,6 +260,7 @@ class Config(_Section):
     stage1: Stage1Config = Stage1Config()
     stage2: Stage2Config = Stage2Config()
     serving: ServingConfig = ServingConfig()
+    events: EventsConfig = EventsConfig()
     telemetry: Telemetry = Telemetry()
 
 
@@ -331,7 +332,9 @@ def _environment_values(environment: Mapping[str, str]) -> list[tuple[list[str],
         if not name.startswith(ENV_PREFIX) or name == CONFIG_FILE_VARIABLE:
             continue
         keys = _SHORT_NAMES.get(name) or name.removeprefix(ENV_PREFIX).lower().split("__")
-        values.append((keys, parse_value(text)))
+        # A password of digits is no number.
+        as_it_is = keys[-1] in _SECRETS and text != "null"
+        values.append((keys, text if as_it_is else parse_value(text)))
     return values
 
 
@@ -346,6 +349,8 @@ def parse_value(text: str) -> object:
 def _put(tree: dict[str, Any], keys: Sequence[str], value: object, said: str) -> None:
     for depth, key in enumerate(keys[:-1]):
         branch = tree.setdefault(key, {})
+        if branch is None:  # a section that is left out where it is spelled out
+            branch = tree[key] = {}
         if not isinstance(branch, dict):
             raise ConfigError(f"{said}: {'.'.join(keys[: depth + 1])} is no section")
         tree = branch
@@ -365,6 +370,7 @@ def _first_problem(error: ValidationError) -> str:
     # Pydantic names the kind of a union as if it were a key; no key of ours has a blank.
     key = ".".join(str(part) for part in first["loc"] if " " not in str(part)) or "the configuration"
     reason = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-    if first["type"] not in {"extra_forbidden", "missing"} and not isinstance(first["input"], dict):
+    shown = _UNSHOWN.isdisjoint(first["loc"]) and not isinstance(first["input"], dict)
+    if first["type"] not in {"extra_forbidden", "missing"} and shown:
         reason += f" (got {first['input']!r})"
     return f"{key}: {reason}" + (f", and {len(others)} more" if others else "")
