@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,12 @@ def enter(data: DataDir, store: JobStore, job_id: str, source: Path, **options: 
     folder.job_file.write_text(job.model_dump_json())
     store.insert(job_id, source.name, chosen, None)
     return job
+
+
+@contextmanager
+def write_locked(data: DataDir) -> Iterator[None]:
+    """Hold the only right to write into the database of a data folder."""
+    with closing(sqlite3.connect(data.database_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ver2.errors import ConfigError, UnknownJob
+from pipeline_ver2.errors import ConfigError, DatabaseAway, UnknownJob
 from serving.jobs import DataDir, JobOptions, JobState
 from serving.store import JobStore
+from tests.serving.conftest import write_locked
 
 OPTIONS = JobOptions(gate="detections")
 
@@ -44,8 +45,8 @@ def test_a_key_has_one_job(store: JobStore) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda number: store.insert(f"job-{number}", "a", OPTIONS, "key").id, range(8)))
     assert len(found) == 1
-    assert store.by_key("key") == store.get(*found)
-    assert store.by_key("other") is None
+    assert store.repeated("key", None) == store.get(*found)
+    assert store.repeated("other", None) is None
     add(store, "x", "y")
     assert store.counts() == {"queued": 3}
 
@@ -134,3 +135,14 @@ def test_a_database_that_cannot_be_used(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"serving\.database_url") as caught:
         JobStore(url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_database_that_takes_nothing_is_away(data: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that somebody else has locked for too long: an error of ours that says it may be tried again."""
+    monkeypatch.setattr("serving.store._LOCK_WAIT_S", 0)
+    impatient = JobStore(data.database_url)
+    add(impatient, "a")
+    with write_locked(data), pytest.raises(DatabaseAway, match="does not answer"):
+        impatient.end("a", "failed")
+    assert impatient.end("a", "succeeded")
+    impatient.close()

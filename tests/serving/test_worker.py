@@ -12,7 +12,7 @@ from serving.job_metrics import JobMetrics
 from serving.jobs import DataDir
 from serving.store import JobStore
 from serving.worker import MAX_ATTEMPTS, Interrupted, Worker
-from tests.serving.conftest import enter
+from tests.serving.conftest import enter, write_locked
 
 AWAY = {"stage1.port": 9, "stage2.port": 9, "pipeline.retry_for_s": 60.0}
 PATIENCE_S = 30
@@ -140,3 +140,49 @@ def test_a_job_that_runs_elsewhere_is_waited_for(worker: Worker, store: JobStore
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert store.get("a").state == "succeeded"
+
+
+@pytest.mark.fault("O5")
+def test_an_end_waits_for_the_database(
+    config: Config, data: DataDir, metrics: JobMetrics, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose end cannot be written down now is not lost: it has ended as soon as it can."""
+    monkeypatch.setattr("serving.store._LOCK_WAIT_S", 0)
+    impatient = JobStore(data.database_url)
+    enter(data, impatient, "a", clip)
+    data.folder("a").remove()
+    thread = threading.Thread(target=Worker(config, impatient, data, metrics).work, args=("a",))
+    with write_locked(data):
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+    thread.join(PATIENCE_S)
+    assert impatient.get("a").state == "failed"
+    impatient.close()
+
+
+@pytest.mark.fault("O6")
+def test_a_worker_stops_without_its_database(
+    config: Config, data: DataDir, metrics: JobMetrics, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to stop, it does not wait for the database; what it runs goes on at the next start."""
+    monkeypatch.setattr("serving.store._LOCK_WAIT_S", 0)
+    impatient = JobStore(data.database_url)
+    enter(data, impatient, "a", clip)
+    worker, ends = Worker(config, impatient, data, metrics), list[type[BaseException]]()
+
+    def work() -> None:
+        try:
+            worker.work("a")
+        except Interrupted as end:
+            ends.append(type(end))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while impatient.get("a").state != "running":
+        threading.Event().wait(0.01)
+    with write_locked(data):
+        worker.stop(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert (ends, impatient.get("a").state) == ([Interrupted], "running")
+    impatient.close()
