@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastapi import Request
@@ -13,13 +16,16 @@ from starlette.concurrency import run_in_threadpool
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StorageFull
+from pipeline_ver2.trace_context import TRACEPARENT_HEADER, TraceContext
 from pipeline_ver2.wire import IDEMPOTENCY_HEADER
+from serving.downloads import downloaded, is_url
 from serving.durability import Queue
 from serving.job_metrics import JobMetrics
 from serving.jobs import DataDir, JobFile, JobFolder, JobOptions, JobRecord, new_job_id
 from serving.sources import allowed_path, check_video
 from serving.store import JobStore
-from serving.uploads import MEGABYTE, Upload, received, shown_name
+from serving.uploads import MEGABYTE, Upload, in_time, received, shown_name
+from serving.workers.daemon import cancel_when_gone
 
 RETRY_AFTER_S = 10.0
 
@@ -28,7 +34,7 @@ _MAX_KEY_LENGTH = 200
 
 
 class SourceRequest(BaseModel):
-    """The JSON body of a job whose video lies on the server: an absolute path under a media root."""
+    """The JSON body of a job whose video is not sent: an absolute path under a media root, or an allowed host's URL."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,23 +63,20 @@ class Intake:
 
         Raises:
             QueueFull: No more jobs may wait.
-            RequestError: The request is not what it should be.
+            RequestError: The request is not what it should be, or its key came with another one.
+            SourceUnreachable: The URL it names gives no video.
             VideoError: The video cannot be used.
             StorageFull: There is no room for it.
         """
-        key = _key(request)
-        if key is not None and (earlier := await asyncio.to_thread(self._store.by_key, key)) is not None:
-            await _skip(request, int(self._config.serving.max_upload_mb * MEGABYTE))
-            return earlier
+        asked = _Asked(_key(request), _trace(request))
+        known = asked.key is not None and await asyncio.to_thread(self._store.has_key, asked.key)
         waiting = (await asyncio.to_thread(self._store.counts)).get("queued", 0)
-        with self._place(waiting):
-            if request.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
-                return await self._from_path(await _json_body(request), key)
+        with nullcontext() if known else self._place(waiting):
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+                return await self._from_source(request, asked)
             limit = int(self._config.serving.max_upload_mb * MEGABYTE)
             async with received(request, self._data.uploads, limit) as upload:
-                self._metrics.upload_bytes.inc(upload.size)
-                # Neither half-entered nor lost if the client goes now: a thread does it to the end.
-                return await asyncio.shield(asyncio.to_thread(self._enter_upload, upload, key))
+                return await self._enter_upload(upload, _options(upload.options), asked)
 
     @contextmanager
     def _place(self, waiting: int) -> Iterator[None]:
@@ -87,30 +90,59 @@ class Intake:
         finally:
             self._arriving -= 1
 
-    async def _from_path(self, body: bytes, key: str | None) -> JobRecord:
+    async def _from_source(self, request: Request, asked: _Asked) -> JobRecord:
         try:
-            asked = SourceRequest.model_validate_json(body)
+            wanted = SourceRequest.model_validate_json(await _json_body(request))
         except ValidationError as error:
             raise RequestError(_first_problem(error)) from error
-        return await run_in_threadpool(self._enter_path, asked, key)
+        asked = asked.hashed(wanted.source, wanted.options)
+        if (earlier := await asyncio.to_thread(self._earlier, asked)) is not None:
+            return earlier
+        if is_url(wanted.source):
+            return await cancel_when_gone(request, self._from_url(wanted, asked))
+        return await run_in_threadpool(self._enter_path, wanted, asked)
 
-    def _enter_path(self, asked: SourceRequest, key: str | None) -> JobRecord:
-        path = allowed_path(asked.source, self._config.paths.media_roots)
-        check_video(path, asked.source, self._config.serving.limits)
-        return self._enter(path, shown_name(asked.source), asked.options, key)
+    async def _from_url(self, wanted: SourceRequest, asked: _Asked) -> JobRecord:
+        async with downloaded(wanted.source, self._data.uploads, self._config.serving) as upload:
+            return await self._enter_upload(upload, wanted.options, asked)
 
-    def _enter_upload(self, upload: Upload, key: str | None) -> JobRecord:
-        options = _options(upload.options)
-        check_video(upload.path, upload.name, self._config.serving.limits)
-        return self._enter(upload.path, upload.name, options, key)
+    def _earlier(self, asked: _Asked) -> JobRecord | None:
+        """The job the same request has made, if it is a repeated one; blocks."""
+        return None if asked.key is None else self._store.repeated(asked.key, asked.request_hash)
 
-    def _enter(self, video: Path, name: str, options: JobOptions, key: str | None) -> JobRecord:
+    def _enter_path(self, wanted: SourceRequest, asked: _Asked) -> JobRecord:
+        path = allowed_path(wanted.source, self._config.paths.media_roots)
+        check_video(path, wanted.source, self._config.serving.limits)
+        return self._enter(path, shown_name(wanted.source), wanted.options, asked)
+
+    async def _enter_upload(self, upload: Upload, options: JobOptions, asked: _Asked) -> JobRecord:
+        self._metrics.upload_bytes.inc(upload.size)
+        if asked.request_hash is None:
+            asked = asked.hashed(f"{upload.sha256} {upload.name}", options)
+
+        def enter() -> JobRecord:
+            if (earlier := self._earlier(asked)) is not None:
+                return earlier
+            check_video(upload.path, upload.name, self._config.serving.limits)
+            return self._enter(upload.path, upload.name, options, asked)
+
+        # Neither half-entered nor lost if the client goes now: a thread does it to the end.
+        return await asyncio.shield(asyncio.to_thread(enter))
+
+    def _enter(self, video: Path, name: str, options: JobOptions, asked: _Asked) -> JobRecord:
         """Make the folder, then the row, then queue it: cut short, nothing runs without its files."""
         job_id = new_job_id()
         folder = self._data.folder(job_id)
         try:
-            self._fill(folder, job_id, video, options)
-            record = self._store.insert(job_id, name, options, key)
+            self._fill(folder, video, JobFile(id=job_id, source=video, options=options, trace=asked.trace))
+            record = self._store.insert(
+                job_id,
+                name,
+                options,
+                asked.key,
+                request_hash=asked.request_hash,
+                trace_id=asked.trace.trace_id,
+            )
             if record.id != job_id:  # the same request was quicker
                 folder.remove()
                 return record
@@ -120,17 +152,35 @@ class Intake:
         self._queue.put(job_id)
         return record
 
-    def _fill(self, folder: JobFolder, job_id: str, video: Path, options: JobOptions) -> None:
+    def _fill(self, folder: JobFolder, video: Path, job: JobFile) -> None:
         try:
             folder.path.mkdir(parents=True)
-            uploaded = video.parent == self._data.uploads
-            if uploaded:
+            if video.parent == self._data.uploads:
                 video.rename(folder.upload)
-            source = Path(folder.upload.name) if uploaded else video
-            job = JobFile(id=job_id, source=source, options=options)
+                job = job.model_copy(update={"source": Path(folder.upload.name)})
             folder.job_file.write_text(job.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise StorageFull(f"the job's folder cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request says of itself. `request_hash` is the same for the same video and options; None until known."""
+
+    key: str | None
+    trace: TraceContext
+    request_hash: str | None = None
+
+    def hashed(self, video: str, options: JobOptions) -> _Asked:
+        """With the hash of what is asked for."""
+        content = json.dumps([video, options.model_dump(mode="json", exclude_defaults=True)])
+        return replace(self, request_hash=hashlib.sha256(content.encode()).hexdigest())
+
+
+def _trace(request: Request) -> TraceContext:
+    """The job's span: part of the client's trace where it names one."""
+    asking = TraceContext.parse(request.headers.get(TRACEPARENT_HEADER))
+    return TraceContext.new() if asking is None else asking.child()
 
 
 def _key(request: Request) -> str | None:
@@ -142,19 +192,11 @@ def _key(request: Request) -> str | None:
 
 async def _json_body(request: Request) -> bytes:
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in in_time(request.stream()):
         body += chunk
         if len(body) > _MAX_JSON_BYTES:
             raise BodyTooLarge(f"the body is over {_MAX_JSON_BYTES} bytes")
     return bytes(body)
-
-
-async def _skip(request: Request, most: int) -> None:
-    """Read what nobody needs: a connection that is closed over unread data takes the reply with it."""
-    async for chunk in request.stream():
-        most -= len(chunk)
-        if most < 0:
-            return
 
 
 def _options(text: bytes) -> JobOptions:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import FolderInUse, ResultsError
+from pipeline_ver2.trace_context import TraceContext
 
 JobState = Literal["queued", "running", "succeeded", "partial", "failed", "cancelled"]
 ENDED: frozenset[JobState] = frozenset({"succeeded", "partial", "failed", "cancelled"})
@@ -42,7 +43,10 @@ class JobOptions(BaseModel):
 
 
 class JobRecord(BaseModel):
-    """A job as clients see it. `name` is what the client called its video; it names nothing here."""
+    """A job as clients see it. `name` is what the client called its video; it names nothing here.
+
+    `trace_id` is that of the request's `traceparent`, or one of the job's own.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,6 +59,7 @@ class JobRecord(BaseModel):
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    trace_id: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -70,6 +75,7 @@ class JobFile(BaseModel):
     id: str
     source: Path
     options: JobOptions = JobOptions()
+    trace: TraceContext | None = None
 
     @classmethod
     def read(cls, file: Path) -> JobFile:

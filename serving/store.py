@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from pipeline_ver2.errors import ConfigError, DatabaseAway, UnknownJob
+from pipeline_ver2.errors import ConfigError, DatabaseAway, KeyReused, UnknownJob
 from serving.jobs import ENDED, JobOptions, JobRecord, JobState
 
 _METADATA = sql.MetaData()
@@ -32,9 +32,12 @@ _JOBS = sql.Table(
     sql.Column("created_at", sql.Float, nullable=False, index=True),
     sql.Column("started_at", sql.Float),
     sql.Column("ended_at", sql.Float),
+    sql.Column("request_hash", sql.String(64)),
+    sql.Column("trace_id", sql.String(32)),
 )
 _OPEN = _JOBS.c.state.in_(["queued", "running"])
 _TIMES = ("created_at", "started_at", "ended_at")
+_SHOWN = ("id", "name", "state", "error", "options", "attempts", "trace_id")
 _LOCK_WAIT_S = 30
 _CONNECT_S = 5
 
@@ -63,8 +66,21 @@ class JobStore:
         """Let go of all connections."""
         self._engine.dispose()
 
-    def insert(self, job_id: str, name: str, options: JobOptions, key: str | None) -> JobRecord:
-        """Add a queued job; if there is one with this key already, nothing is added and that one is returned."""
+    def insert(
+        self,
+        job_id: str,
+        name: str,
+        options: JobOptions,
+        key: str | None,
+        *,
+        request_hash: str | None = None,
+        trace_id: str | None = None,
+    ) -> JobRecord:
+        """Add a queued job; if there is one with this key already, nothing is added and that one is returned.
+
+        Raises:
+            KeyReused: That one was asked for by another request.
+        """
         values = {
             "id": job_id,
             "idempotency_key": key,
@@ -72,11 +88,13 @@ class JobStore:
             "options": options.model_dump(),
             "state": "queued",
             "created_at": round(time.time(), 6),  # a time in JSON has no more digits, and pages begin at one
+            "request_hash": request_hash,
+            "trace_id": trace_id,
         }
         try:
             self._write(sql.insert(_JOBS).values(values))
         except IntegrityError:
-            earlier = self.by_key(key) if key is not None else None
+            earlier = self.repeated(key, request_hash) if key is not None else None
             if earlier is None:
                 raise
             return earlier
@@ -97,9 +115,23 @@ class JobStore:
         """Whether there is a job of this id."""
         return bool(self._select(sql.select(_JOBS).where(_JOBS.c.id == job_id)))
 
-    def by_key(self, key: str) -> JobRecord | None:
-        """The job a client has asked for with this idempotency key."""
-        return next(iter(self._select(sql.select(_JOBS).where(_JOBS.c.idempotency_key == key))), None)
+    def has_key(self, key: str) -> bool:
+        """Whether a client has asked for a job with this idempotency key."""
+        return bool(self._select(sql.select(_JOBS).where(_JOBS.c.idempotency_key == key)))
+
+    def repeated(self, key: str, request_hash: str | None) -> JobRecord | None:
+        """The job a client has asked for with this idempotency key, None if there is none, or no longer.
+
+        Raises:
+            KeyReused: It was asked for by another request.
+        """
+        with self._connected() as connection:
+            row = connection.execute(sql.select(_JOBS).where(_JOBS.c.idempotency_key == key)).mappings().one_or_none()
+        if row is None:
+            return None
+        if row["request_hash"] not in {None, request_hash}:
+            raise KeyReused("Idempotency-Key: came with another video or other options before")
+        return _record(row)
 
     def page(self, *, state: JobState | None, limit: int, before: tuple[float, str] | None) -> list[JobRecord]:
         """Jobs, newest first, at most `limit`, beginning behind the job that was made at `before[0]` as `before[1]`."""
@@ -207,9 +239,20 @@ def _trouble(error: SQLAlchemyError) -> str:
 
 def _create_table(engine: sql.Engine) -> None:
     try:
-        _METADATA.create_all(engine)
-    except DBAPIError:  # another process made it between our look and our try; a second look sees it
-        _METADATA.create_all(engine)
+        _make_or_complete(engine)
+    except DBAPIError:  # another process did it between our look and our try; a second look sees it
+        _make_or_complete(engine)
+
+
+def _make_or_complete(engine: sql.Engine) -> None:
+    """Make the table, or add the columns that one of an earlier version lacks."""
+    _METADATA.create_all(engine)
+    present = {column["name"] for column in sql.inspect(engine).get_columns(_JOBS.name)}
+    for column in _JOBS.columns:
+        if column.name not in present:
+            added = sql.schema.CreateColumn(column).compile(dialect=engine.dialect)
+            with engine.begin() as connection:
+                connection.execute(sql.text(f"ALTER TABLE {_JOBS.name} ADD COLUMN {added}"))
 
 
 def _with_driver(url: str) -> sql.URL:
@@ -226,6 +269,6 @@ def _set_up_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noq
 
 
 def _record(row: RowMapping | Mapping[str, Any]) -> JobRecord:
-    values = {name: row[name] for name in ("id", "name", "state", "error", "options", "attempts")}
+    values = {name: row[name] for name in _SHOWN}
     times = {name: None if row[name] is None else datetime.fromtimestamp(row[name], UTC) for name in _TIMES}
     return JobRecord.model_validate({**values, **times})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -33,12 +34,58 @@ _PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A video that came whole. `name` is the client's word for it, `options` the text beside it."""
+    """A video that came whole. `name` is the client's word for it, `options` the text beside it.
+
+    `sha256` is that of the video, in hexadecimal digits.
+    """
 
     path: Path
     name: str
     size: int
+    sha256: str
     options: bytes
+
+
+class PartFile:
+    """A file that is being filled."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self.path = path
+        self.size = 0
+        self._stream = stream
+        self._digest = hashlib.sha256()
+
+    async def write(self, data: bytes) -> None:
+        """Append.
+
+        Raises:
+            StorageFull: It does not fit.
+        """
+        await asyncio.to_thread(self._write, data)
+
+    def upload(self, name: str, options: bytes = b"") -> Upload:
+        """What has come, now that it is whole."""
+        return Upload(self.path, name, self.size, self._digest.hexdigest(), options)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._stream.write(data)
+            self._stream.flush()
+        except OSError as error:
+            raise StorageFull(f"the video could not be stored: {error.strerror}") from error
+        self.size += len(data)
+        self._digest.update(data)
+
+
+@contextmanager
+def part_file(folder: Path) -> Iterator[PartFile]:
+    """A new file to be filled; it is gone after the block unless it was moved."""
+    path = folder / f"{new_job_id()}.part"
+    try:
+        with locked(path) as stream:
+            yield PartFile(path, stream)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @asynccontextmanager
@@ -55,12 +102,8 @@ async def received(request: Request, folder: Path, max_bytes: int) -> AsyncItera
         StorageFull: The file does not fit.
         ClientDisconnect: The client is gone.
     """
-    path = folder / f"{new_job_id()}.part"
-    try:
-        with locked(path) as file:
-            yield await _receive(request, path, file, max_bytes)
-    finally:
-        path.unlink(missing_ok=True)
+    with part_file(folder) as file:
+        yield await _receive(request, file, max_bytes)
 
 
 def sweep(folder: Path) -> None:
@@ -81,17 +124,17 @@ def check_room(folder: Path, size: int = 0) -> None:
         raise StorageFull(f"the disk of paths.data_dir has {free // MEGABYTE} MB left, too little")
 
 
-async def _receive(request: Request, path: Path, file: IO[bytes], max_bytes: int) -> Upload:
+async def _receive(request: Request, file: PartFile, max_bytes: int) -> Upload:
     body = request.stream()
     try:
-        _check_announced(request, path.parent, max_bytes)
+        _check_announced(request, file.path.parent, max_bytes)
         form = _Form(request, max_bytes)
-        async for chunk in _in_time(body):
+        async for chunk in in_time(body):
             form.feed(chunk)
             if form.pending >= _PIECE_BYTES:
-                await asyncio.to_thread(_write, file, form.take())
-        await asyncio.to_thread(_write, file, form.take())
-        return form.upload(path)
+                await file.write(form.take())
+        await file.write(form.take())
+        return form.upload(file)
     except ZroactError:
         await _drain(body)
         raise
@@ -101,15 +144,21 @@ def _check_announced(request: Request, folder: Path, max_bytes: int) -> None:
     announced = request.headers.get("content-length", "0")
     size = int(announced) if announced.isdigit() else 0
     if size > max_bytes + _FORM_BYTES:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     check_room(folder, size)
 
 
-def _too_large(max_bytes: int) -> BodyTooLarge:
+def too_large(max_bytes: int) -> BodyTooLarge:
+    """The error for a video over the limit."""
     return BodyTooLarge(f"video: over {max_bytes / MEGABYTE:g} MB (serving.max_upload_mb)")
 
 
-async def _in_time(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def in_time(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a body.
+
+    Raises:
+        BodyStalled: Nothing came for `IDLE_S`.
+    """
     while True:
         try:
             async with asyncio.timeout(IDLE_S):
@@ -127,14 +176,6 @@ async def _drain(body: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_LINGER_S):
             async for _ in body:
                 pass
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    try:
-        file.write(data)
-        file.flush()
-    except OSError as error:
-        raise StorageFull(f"the video could not be stored: {error.strerror}") from error
 
 
 @dataclass
@@ -191,13 +232,13 @@ class _Form:
         except FormParserError as error:
             raise RequestError(f"the body is no multipart form: {error}") from error
 
-    def upload(self, path: Path) -> Upload:
-        """The upload, once the body has come."""
+    def upload(self, file: PartFile) -> Upload:
+        """The upload in this file, once the body has come."""
         if not self._complete:
             raise RequestError("the body ends in the middle of the form")
         if "video" not in self._seen:
             raise RequestError("video: the part is missing")
-        return Upload(path, self._name, self._size, bytes(self._options))
+        return file.upload(self._name, bytes(self._options))
 
     def _begin_part(self) -> None:
         self._part = _Part()
@@ -236,7 +277,7 @@ class _Form:
             return
         self._size += end - start
         if self._size > self._max_bytes:
-            raise _too_large(self._max_bytes)
+            raise too_large(self._max_bytes)
         self._waiting += data[start:end]
 
     def _end(self) -> None:
