@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from pipeline_ver2.config_events import EventsConfig, JobWebhookConfig
+from pipeline_ver2.config_live import LiveConfig
 from pipeline_ver2.config_section import Section as _Section
 from pipeline_ver2.errors import ConfigError
 
@@ -105,6 +106,7 @@ class Stage1Config(_Section):
     image_size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
     sampling_rate: int = Field(default=1, ge=1)
     batch_size: int = Field(default=4, ge=1)
+    batch_wait_ms: float = Field(default=50, ge=0)
     max_in_flight: int = Field(default=4, ge=1)
     max_batch: int = Field(default=8, ge=1)
     max_wait_ms: float = Field(default=2, ge=0, le=1000)
@@ -260,6 +262,7 @@ class Config(_Section):
     stage1: Stage1Config = Stage1Config()
     stage2: Stage2Config = Stage2Config()
     serving: ServingConfig = ServingConfig()
+    live: LiveConfig = LiveConfig()
     events: EventsConfig = EventsConfig()
     telemetry: Telemetry = Telemetry()
 
