@@ -21,6 +21,8 @@ ZroactError
 │   ├── SourceRefused   a URL that videos are not fetched from
 │   └── MediaPathError  a path outside the media roots, or unreadable
 ├── SourceUnreachable   a URL that gave no video
+├── SinkError           news of an event or of a job could not be delivered: tried again
+│   └── SinkRefused     nor will it be: not tried again
 ├── AnswerError         a reply of the vision-language model that is no valid answer
 └── StageError          a stage did not do its work
     ├── StageUnreachable    nobody listens, or it is not ready yet: waiting, not a send
@@ -180,6 +182,26 @@ class SourceUnreachable(ZroactError):
     code = "source_unreachable"
     http_status = 502
     retryable = True
+
+
+class SinkError(ZroactError):
+    """News could not be delivered; `reason` is a word it is counted under."""
+
+    code = "sink"
+    http_status = 502
+    retryable = True
+
+    def __init__(self, message: str, *, reason: str = "unreachable", retry_after_s: float = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class SinkRefused(SinkError):
+    """Whoever is told does not want it, so that another try is of no use."""
+
+    code = "sink_refused"
+    retryable = False
 
 
 class AnswerError(ZroactError):
