@@ -3,6 +3,7 @@
 ZroactError
 ├── ConfigError         a key of config.json, the environment or the command line
 ├── VideoError          a file that cannot be used as a video
+│   ├── SourceLost      a live source that cannot be opened, has ended, or gives no pictures
 │   └── VideoOverLimits a video with more pixels, seconds or frames than are allowed
 ├── ResultsError        an output folder that cannot be used: taken, locked, of another run
 │   └── FolderInUse     another process works in it
@@ -57,6 +58,12 @@ class VideoError(ZroactError):
 
     code = "video"
     http_status = 422
+
+
+class SourceLost(VideoError):
+    """A live source cannot be opened, has ended, or gives no pictures."""
+
+    code = "source_lost"
 
 
 class VideoOverLimits(VideoError):

@@ -10,14 +10,16 @@ import fcntl
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline_ver2.errors import ResultsError
 from pipeline_ver2.wire import Detection
@@ -58,7 +60,10 @@ class KeyframeRecord(_Record):
 
 
 class SlotRecord(_Record):
-    """Stage 2's result for one slot. `key_indices` repeats the last keyframe where the slot was filled up."""
+    """Stage 2's result for one slot. `key_indices` repeats the last keyframe where the slot was filled up.
+
+    Of live sources, `arrived_at` is when the slot's last frame arrived, `latency_s` how long after it the answer came.
+    """
 
     type: Literal["slot"] = "slot"
     index: int
@@ -74,6 +79,19 @@ class SlotRecord(_Record):
     attempts: int = 0
     queue_wait_s: float | None = None
     duration_s: float | None = None
+    arrived_at: datetime | None = None
+    latency_s: float | None = None
+
+
+class GapRecord(_Record):
+    """A time without pictures of a live source, and why; it is told when it begins and again when it is over."""
+
+    type: Literal["gap"] = "gap"
+    index: int
+    start_s: float
+    end_s: float | None = None
+    reason: str
+    attempts: int = 0
 
 
 class VideoRecord(_Record):
@@ -88,7 +106,7 @@ class VideoRecord(_Record):
 
 
 class Counts(_Record):
-    """What the run saw, and what became of it."""
+    """What the run saw, and what became of it. `lost` are frames, keyframes and slots of live runs, by reason."""
 
     frames_decoded: int
     frames_grid: int
@@ -100,6 +118,18 @@ class Counts(_Record):
     skipped: int
     shed: int
     dropped: int
+    gaps: int = 0
+    lost: dict[str, dict[str, int]] = Field(default_factory=dict)
+
+
+class Latency(_Record):
+    """Seconds from the arrival of a slot's last frame to its answer, over all answered slots of a live run."""
+
+    count: int
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    max_s: float
 
 
 class Timing(_Record):
@@ -110,6 +140,7 @@ class Timing(_Record):
     stage1_ended_s: float | None
     stage2_began_s: float | None
     busy_s: dict[str, float]
+    latency: Latency | None = None
 
 
 class Results(_Record):
@@ -128,7 +159,8 @@ class Results(_Record):
     warnings: tuple[str, ...]
 
 
-_LINE: TypeAdapter[Header | KeyframeRecord | SlotRecord] = TypeAdapter(Header | KeyframeRecord | SlotRecord)
+Line = Header | KeyframeRecord | SlotRecord | GapRecord
+_LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 
 @dataclass
@@ -144,6 +176,15 @@ class Records:
             self.keyframes[record.key_index] = record
         else:
             self.slots[record.index] = record
+
+    def states(self) -> Counter[SlotState]:
+        """How many slots there are of each state."""
+        return Counter(slot.state for slot in self.slots.values())
+
+    @property
+    def keyframes_seen(self) -> int:
+        """How many keyframes there are."""
+        return len(self.keyframes)
 
     def without_failures(self) -> Records:
         """Only what needs no second try: failed keyframes and slots are left out."""
@@ -204,7 +245,7 @@ class Journal:
             self._write(header)
         return records
 
-    def append(self, record: KeyframeRecord | SlotRecord) -> None:
+    def append(self, record: KeyframeRecord | SlotRecord | GapRecord) -> None:
         """Add a record and hand it to the operating system at once.
 
         Raises:
@@ -227,7 +268,7 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _write(self, line: Header | KeyframeRecord | SlotRecord) -> None:
+    def _write(self, line: Line) -> None:
         if self._file is None:
             raise RuntimeError("the journal was not started")
         try:
@@ -247,11 +288,11 @@ class Journal:
             record = self._parse(line, number)
             if number == 1 and record != header:
                 raise ResultsError(f"{self._path}: --resume needs the same source and settings, these differ")
-            if not isinstance(record, Header):
+            if isinstance(record, KeyframeRecord | SlotRecord):
                 records.add(record)
         return records
 
-    def _parse(self, line: bytes, number: int) -> Header | KeyframeRecord | SlotRecord:
+    def _parse(self, line: bytes, number: int) -> Line:
         try:
             return _LINE.validate_json(line)
         except ValidationError as error:

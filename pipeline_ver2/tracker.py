@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,11 +14,15 @@ from pipeline_ver2.stage_http import StageTimes
 
 @dataclass(frozen=True, slots=True)
 class ReadySlot:
-    """A slot whose keyframes all have a result; images and keyframes in time order, filled up at the end."""
+    """A slot whose keyframes all have a result; images and keyframes in time order, filled up at the end.
+
+    `arrived_s` is when the last frame of a live source arrived, on the run's clock.
+    """
 
     index: int
     images: tuple[SlotImage, ...]
     keyframes: tuple[KeyframeRecord, ...]
+    arrived_s: float | None = None
 
     @property
     def key_indices(self) -> tuple[int, ...]:
@@ -59,6 +63,10 @@ class ReadySlot:
         attempts = int(not isinstance(error, QueueFull | DeadlineShed))
         return self._record(state, reason=f"{error.code}: {error}", attempts=attempts)
 
+    def dropped(self, reason: str) -> SlotRecord:
+        """The record of a slot that had to give way before it could be sent."""
+        return self._record("dropped", reason=reason)
+
     def _record(self, state: SlotState, **outcome: Any) -> SlotRecord:  # noqa: ANN401 - fields of SlotRecord
         return SlotRecord(
             index=self.index,
@@ -75,6 +83,8 @@ class _Pending:
     key_indices: list[int] = field(default_factory=list)
     jpegs: list[bytes] = field(default_factory=list)
     results: dict[int, KeyframeRecord] = field(default_factory=dict)
+    arrived_s: float | None = None
+    cut: bool = False
 
 
 class SlotTracker:
@@ -82,24 +92,22 @@ class SlotTracker:
 
     def __init__(self, slot_frames: int) -> None:
         self._slot_frames = slot_frames
-        self._expected = 0
-        self._closed = False
         self._pending: dict[int, _Pending] = {}
         self._slot_of: dict[int, int] = {}
-
-    @property
-    def slots(self) -> int:
+        self._room = 0
+        self.slots = 0
         """How many slots the keyframes seen so far make, a last unfilled one included."""
-        return -(-self._expected // self._slot_frames)
 
-    def expect(self, key_index: int, jpeg: bytes) -> None:
+    def expect(self, key_index: int, jpeg: bytes, arrived_s: float | None = None) -> None:
         """A keyframe was decoded; its result will come."""
-        index = self._expected // self._slot_frames
-        self._expected += 1
-        self._slot_of[key_index] = index
+        if not self._room:
+            self.slots, self._room = self.slots + 1, self._slot_frames
+        self._room -= 1
+        index = self._slot_of[key_index] = self.slots - 1
         pending = self._pending.setdefault(index, _Pending())
         pending.key_indices.append(key_index)
         pending.jpegs.append(jpeg)
+        pending.arrived_s = arrived_s
 
     def settle(self, record: KeyframeRecord) -> ReadySlot | None:
         """A keyframe has its result; returns its slot when that was the last one missing."""
@@ -108,24 +116,23 @@ class SlotTracker:
         return self._take(index)
 
     def close(self) -> ReadySlot | None:
-        """No more keyframes come; returns the last slot when only filling up was missing."""
-        self._closed = True
-        return next(self._takeable(), None)
-
-    def _takeable(self) -> Iterator[ReadySlot]:
-        for index in tuple(self._pending):
-            slot = self._take(index)
-            if slot is not None:
-                yield slot
+        """The last slot gets no more keyframes, a next one begins anew; returns it when only filling up was missing."""
+        self._room = 0
+        last = self._pending.get(self.slots - 1)
+        if last is None:
+            return None
+        last.cut = True
+        return self._take(self.slots - 1)
 
     def _take(self, index: int) -> ReadySlot | None:
         pending = self._pending[index]
         known, seen = len(pending.results), len(pending.key_indices)
-        if known < seen or (seen < self._slot_frames and not self._closed):
+        if known < seen or (seen < self._slot_frames and not pending.cut):
             return None
         del self._pending[index]
         records = [pending.results[key_index] for key_index in pending.key_indices]
         images = [SlotImage(jpeg, record.time_s) for jpeg, record in zip(pending.jpegs, records, strict=True)]
         missing = self._slot_frames - seen
         last = SlotImage(images[-1].jpeg, images[-1].time_s, repeated=True)
-        return ReadySlot(index, (*images, *[last] * missing), (*records, *[records[-1]] * missing))
+        filled, repeated = (*images, *[last] * missing), (*records, *[records[-1]] * missing)
+        return ReadySlot(index, filled, repeated, pending.arrived_s)
