@@ -23,7 +23,8 @@ from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, ResultsError, ZroactError
 from pipeline_ver2.job import Job, Observer, Silent
 from pipeline_ver2.main import TimingRecorder, probe_video
-from pipeline_ver2.overlay import Caption, KeyframeOverlay, annotate
+from pipeline_ver2.overlay import annotate
+from pipeline_ver2.painting import Between, Caption, KeyframeOverlay
 from pipeline_ver2.prompts import check_settings
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import RESULTS_NAME, Journal, KeyframeRecord, Results, SlotRecord
@@ -43,6 +44,7 @@ def run(
     config: Annotated[Path | None, typer.Option(help="Configuration file; default ./config.json.")] = None,
     gate: Annotated[str | None, typer.Option(help="all: ask about every slot; detections: only with findings.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Stage 2 requests at a time.")] = None,
+    boxes: Annotated[str | None, typer.Option(help="With --annotate, between keyframes: hold or interpolate.")] = None,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the results in the output folder.")] = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="With --resume: failed ones stay.")] = False,
@@ -53,7 +55,12 @@ def run(
     with exit_codes():
         settings = load_config(
             config,
-            {"pipeline.gate": gate, "pipeline.stage2_window": concurrency, "stage2.limit": concurrency},
+            {
+                "pipeline.gate": gate,
+                "pipeline.overlay": boxes,
+                "pipeline.stage2_window": concurrency,
+                "stage2.limit": concurrency,
+            },
         )
         job = Job(clip, out or Path("out") / clip.stem, resume=resume, keep_failed=keep_failed)
         if keep_failed and not resume:
@@ -101,7 +108,8 @@ async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) ->
             results = await run_pipeline(job, config, observer, recorder=recorder)
     stop = threading.Event()
     try:
-        await asyncio.to_thread(draw, job, results, recorder, annotated=annotated, stop=stop)
+        between = config.pipeline.overlay if annotated else None
+        await asyncio.to_thread(draw, job, results, recorder, between=between, stop=stop)
     finally:
         stop.set()
     return results
@@ -114,8 +122,12 @@ def _check(job: Job, config: Config) -> None:
     Journal(job.out, resume=job.resume).close()
 
 
-def draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: bool, stop: threading.Event) -> None:
-    """Write what is made of a run when its clock has stopped: the timelines, and the annotated video if asked for.
+def draw(
+    job: Job, results: Results, recorder: TimingRecorder, *, between: Between | None, stop: threading.Event
+) -> None:
+    """Write what is made of a run when its clock has stopped: the timelines, and the annotated video.
+
+    `between` says where its boxes are between two keyframes; None leaves the video out.
 
     Raises:
         ResultsError: The timelines cannot be written.
@@ -126,17 +138,18 @@ def draw(job: Job, results: Results, recorder: TimingRecorder, *, annotated: boo
         report.draw_timeline(job.out, recorder.spans)
     except OSError as error:
         raise ResultsError(f"timeline in {job.out}: {error.strerror}") from error
-    if annotated:
-        video, boxes, captions = job.out / VIDEO_NAME, _boxes(results), _captions(results)
-        for warning in annotate(job.source, video, keyframes=boxes, captions=captions, stop=stop):
+    if between is not None:
+        video, boxes, captions = job.out / VIDEO_NAME, boxes_of(results), captions_of(results)
+        for warning in annotate(job.source, video, keyframes=boxes, captions=captions, between=between, stop=stop):
             logging.getLogger(__name__).warning("annotated video: %s", warning)
 
 
-def _boxes(results: Results) -> list[KeyframeOverlay]:
+def boxes_of(results: Results) -> list[KeyframeOverlay]:
+    """What Stage 1 found, keyframe by keyframe."""
     return [KeyframeOverlay(record.time_s, record.detections) for record in results.keyframes]
 
 
-def _captions(results: Results) -> list[Caption]:
+def captions_of(results: Results) -> list[Caption]:
     """Each slot's answer, from its first keyframe up to the next slot's first."""
     ends = [slot.start_s for slot in results.slots[1:]] + [float("inf")]
     return [Caption(slot.start_s, end, report.outcome_of(slot)) for slot, end in zip(results.slots, ends, strict=True)]

@@ -81,6 +81,7 @@ class PipelineConfig(_Section):
     retry_for_s: float = Field(default=60, ge=0)
     image_max_px: int = Field(default=589_824, ge=64 * 64)
     jpeg_quality: int = Field(default=90, ge=1, le=100)
+    overlay: Literal["hold", "interpolate"] = "hold"
     prompt: str | None = None
     answer_schema: dict[str, Any] | None = None
 

@@ -132,7 +132,7 @@ async def _header(job: Job, config: Config, stages: _Stages) -> Header:
 
 def _make_header(job: Job, config: Config, stages: _Stages, stop: threading.Event) -> Header:
     settings = {
-        "pipeline": config.pipeline.model_dump(exclude={"queue_size", "stage2_window", "retry_for_s"}),
+        "pipeline": config.pipeline.model_dump(exclude={"queue_size", "stage2_window", "retry_for_s", "overlay"}),
         "clip": config.stage1.model_dump(include={"clip_length", "sampling_rate", "threshold", "nms_iou"}),
         "detector": stages.detector.as_dict(),
         "answerer": [stages.answerer.name, stages.answerer.engine == "emulated", config.stage2.max_tokens],

@@ -82,7 +82,8 @@ async def _work(job: JobFile, folder: JobFolder, config: Config, counter: Progre
     results = await run_pipeline(run, config, counter, recorder=recorder)
     stop = threading.Event()
     try:
-        await asyncio.to_thread(draw, run, results, recorder, annotated=job.options.annotate, stop=stop)
+        between = config.pipeline.overlay if job.options.annotate else None
+        await asyncio.to_thread(draw, run, results, recorder, between=between, stop=stop)
     except (ResultsError, VideoError) as error:  # there are results all the same
         log.warning("job %s: no pictures: %s", job.id, error)
         return Outcome(results.state, f"{error.code}: {error}")

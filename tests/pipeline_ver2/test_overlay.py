@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline_ver2.errors import ResultsError, VideoError
-from pipeline_ver2.overlay import Caption, KeyframeOverlay, annotate
+from pipeline_ver2.overlay import annotate
+from pipeline_ver2.painting import Caption, KeyframeOverlay
 from pipeline_ver2.video import VideoReader
 from pipeline_ver2.wire import Detection, LabelScore
 from tests.videos import damaged, ffmpeg, folder, lavfi, numbered, steady
@@ -90,45 +91,6 @@ def test_a_caption_lasts_as_long_as_its_slot(out: Path) -> None:
     assert not any(is_drawn(picture, slice(0, 80), slice(0, 160)) for picture in pictures)
 
 
-def test_a_long_caption_stays_in_the_picture(out: Path) -> None:
-    """Two lines at most, whatever the text; one endless word too."""
-    texts = ["a long answer " * 40, "x" * 500]
-    captions = [Caption(n / 2, n / 2 + 0.5, text) for n, text in enumerate(texts)]
-    annotate(grey(), out, keyframes=[], captions=captions)
-    pictures, _ = frames_of(out)
-    assert is_drawn(pictures[0], *BOTTOM)
-    assert is_drawn(pictures[-1], *BOTTOM)
-    assert not any(is_drawn(picture, slice(0, 80), slice(0, 160)) for picture in pictures)
-
-
-def label_picture(label: str, out: Path) -> Picture:
-    annotate(grey(), out, keyframes=[KeyframeOverlay(0, [person(*BOX, label=label)])])
-    return frames_of(out)[0][0][24:40].astype(np.uint8)
-
-
-def test_labels_are_not_only_ascii(out: Path) -> None:
-    """Accents and Greek have letters of their own, not one sign for all that is unknown."""
-    pictures = [label_picture(label, out) for label in ("éé", "öö", "ΩΩ")]
-    for first, second in ((0, 1), (1, 2), (0, 2)):
-        apart = np.abs(pictures[first].astype(int) - pictures[second])
-        assert (apart > 60).sum() > 10
-
-
-@pytest.mark.parametrize("box", [(-50.0, -50.0, 500.0, 500.0), (155.0, 115.0, 160.0, 120.0), (5.0, 5.0, 5.0, 5.0)])
-def test_boxes_at_and_over_the_edge_are_drawn_inside(box: tuple[float, float, float, float], out: Path) -> None:
-    """Outside, in the corner, or of no size: the label is still in the picture."""
-    annotate(grey(), out, keyframes=[KeyframeOverlay(0, [person(*box, label="a label wider than its picture is")])])
-    assert is_drawn(frames_of(out)[0][0], slice(0, 120), slice(0, 160))
-
-
-def test_a_detection_without_labels_is_a_bare_box(out: Path) -> None:
-    """No label, no tag."""
-    annotate(grey(), out, keyframes=[KeyframeOverlay(0, [Detection(box=BOX, labels=())])])
-    picture = frames_of(out)[0][0]
-    assert is_drawn(picture, *LEFT_EDGE)
-    assert not is_drawn(picture, slice(0, 36), slice(0, 160))
-
-
 @pytest.mark.fault("V11")
 def test_odd_sizes_are_padded_to_even_ones(out: Path) -> None:
     """321x241 in 4:4:4 becomes 322x242 in 4:2:0, which browsers play."""
@@ -166,48 +128,6 @@ def test_damage_of_the_source_is_told_and_the_rest_written(out: Path) -> None:
     warnings = annotate(damaged("four-damaged.mp4", whole, at=0.4, size=4000), out, keyframes=[])
     assert any(warning.startswith("damaged from") for warning in warnings)
     assert frames_of(out)[1][-1] == pytest.approx(119 / 30, abs=1e-4)
-
-
-def with_sound(name: str, *arguments: str) -> Path:
-    sources = ("-i", str(grey()), "-f", "lavfi", "-i", "sine=d=1:r=44100")
-    return ffmpeg(name, *sources, "-c:v", "copy", *arguments)
-
-
-@pytest.mark.fault("V5")
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("aac.mp4", ("-c:a", "aac")),
-        ("late-aac.ts", ("-c:a", "aac", "-output_ts_offset", "5")),
-        ("mp3.mkv", ("-c:a", "libmp3lame")),
-        ("opus.mkv", ("-c:a", "libopus", "-ar", "48000")),
-        ("ac3.ts", ("-c:a", "ac3")),
-    ],
-)
-def test_audio_is_copied_beside_the_video(name: str, arguments: tuple[str, ...], out: Path) -> None:
-    """Same codec, starts with the video whatever the container's start time, as long as the video."""
-    source = with_sound(name, *arguments)
-    assert annotate(source, out, keyframes=[]) == []
-    with av.open(str(source)) as before, av.open(str(out)) as after:
-        copied = after.streams.audio[0]
-        assert copied.codec.canonical_name == before.streams.audio[0].codec.canonical_name
-        assert (
-            copied.codec_context.extradata or name != "late-aac.ts"
-        )  # MP4 players need the header AAC has none of in TS
-        frames = list(after.decode(copied))
-    assert frames[0].time == pytest.approx(0, abs=0.08)
-    assert frames[-1].time == pytest.approx(1, abs=0.1)
-    loud = np.concatenate([frame.to_ndarray().ravel() for frame in frames]).astype(float)
-    assert loud.std() > 0
-
-
-def test_audio_browsers_do_not_play_is_left_out_with_a_warning(out: Path) -> None:
-    """Vorbis does not go into the file; the video does."""
-    (warning,) = annotate(with_sound("vorbis.mkv", "-c:a", "libvorbis"), out, keyframes=[])
-    assert "vorbis" in warning
-    with av.open(str(out)) as container:
-        assert not container.streams.audio
-    assert len(frames_of(out)[0]) == 30
 
 
 def test_the_index_is_in_front(out: Path) -> None:
