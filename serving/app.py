@@ -21,16 +21,19 @@ from pipeline_ver2.errors import (
     NothingThere,
     QueueFull,
     RequestError,
+    ResultsError,
     StageUnreachable,
     UnknownJob,
 )
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
-from pipeline_ver2.results import RESULTS_NAME
+from pipeline_ver2.results import JOURNAL_NAME, RESULTS_NAME
 from pipeline_ver2.stage_probe import address_of, find_stage
 from serving import problems
+from serving.frames import FrameCutter
 from serving.intake import Intake, SourceRequest
 from serving.job_metrics import JobMetrics
-from serving.jobs import DataDir, JobOptions, JobRecord, JobState
+from serving.jobs import DataDir, JobFile, JobOptions, JobRecord, JobState
+from serving.page import Page
 from serving.progress import Progress, follow, read_progress
 from serving.security import Guard
 from serving.store import JobStore
@@ -41,16 +44,25 @@ CANCEL_WAIT_S = 1.8
 MAX_FOLLOWERS = 100
 
 _CANCEL_LOOK_S = 0.05
+_LONGEST_S = 1e7
+_FILES = {
+    "results": RESULTS_NAME,
+    "results.jsonl": JOURNAL_NAME,
+    "timeline": TRACE_NAME,
+    "timeline.svg": PICTURE_NAME,
+    "video": VIDEO_NAME,
+}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"model": problems.Problem, "content": {problems.MEDIA_TYPE: {}}} for code in (401, 404, 422)
 }
 
 
 class JobReply(JobRecord):
-    """A job, how far it is, and where its parts are."""
+    """A job, how far it is, and where its parts are; those in `available` are there to be fetched."""
 
     progress: Progress
     links: dict[str, str]
+    available: list[str]
 
 
 class JobPage(BaseModel):
@@ -77,6 +89,7 @@ class JobApi:
         self._data = data
         self._intake = intake
         self._metrics = metrics
+        self._cutter = FrameCutter()
         self._followers = 0
         self.stopping = asyncio.Event()
 
@@ -87,6 +100,7 @@ class JobApi:
         app.add_middleware(Guard, token=self._config.serving.token)
         app.include_router(self._job_routes())
         app.include_router(self._health_routes())
+        app.include_router(Page(self._config.serving.token).routes())
         return app
 
     def _job_routes(self) -> APIRouter:
@@ -104,9 +118,11 @@ class JobApi:
         router.add_api_route("/jobs/{job_id}/events", self.events, methods=["GET"], response_class=StreamingResponse)
         for path, endpoint in (
             ("results", self.results),
+            ("results.jsonl", self.journal),
             ("timeline", self.timeline),
             ("timeline.svg", self.picture),
             ("video", self.video),
+            ("frame", self.frame),
         ):
             router.add_api_route(f"/jobs/{{job_id}}/{path}", endpoint, methods=["GET"], response_class=FileResponse)
         return router
@@ -171,6 +187,10 @@ class JobApi:
         """results.json of a job that has ended."""
         return await self._file(job_id, RESULTS_NAME, "application/json")
 
+    async def journal(self, job_id: str) -> FileResponse:
+        """results.jsonl of a job that has ended: one record a line, as they came."""
+        return await self._file(job_id, JOURNAL_NAME, "application/x-ndjson")
+
     async def timeline(self, job_id: str) -> FileResponse:
         """Both stages over time as a Chrome trace, for https://ui.perfetto.dev."""
         return await self._file(job_id, TRACE_NAME, "application/json")
@@ -182,6 +202,18 @@ class JobApi:
     async def video(self, job_id: str) -> FileResponse:
         """The annotated video; `Range` gives parts of it."""
         return await self._file(job_id, VIDEO_NAME, "video/mp4")
+
+    async def frame(
+        self, job_id: str, time_s: Annotated[float, Query(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
+    ) -> Response:
+        """The frame of the source at the `time_s` of a keyframe, as a small JPEG; there while the source is kept."""
+        await self._record(job_id)
+        try:
+            job = await asyncio.to_thread(JobFile.read, self._data.folder(job_id).job_file)
+        except ResultsError as error:
+            raise NothingThere(f"job {job_id} has no source any more") from error
+        picture = await self._cutter.cut(job.source, time_s)
+        return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
 
     async def livez(self) -> dict[str, str]:
         """The process answers."""
@@ -207,9 +239,14 @@ class JobApi:
 
     async def _reply(self, record: JobRecord) -> JobReply:
         progress = await asyncio.to_thread(read_progress, self._data.folder(record.id))
-        parts = ("events", "results", "timeline", "timeline.svg", "video")
+        available = await asyncio.to_thread(self._available, record)
+        parts = ("events", *_FILES, "frame")
         links = {"self": f"/jobs/{record.id}", **{part: f"/jobs/{record.id}/{part}" for part in parts}}
-        return JobReply(**record.model_dump(), progress=progress, links=links)
+        return JobReply(**record.model_dump(), progress=progress, links=links, available=available)
+
+    def _available(self, record: JobRecord) -> list[str]:
+        folder = self._data.folder(record.id).path
+        return [part for part, name in _FILES.items() if record.has_ended and (folder / name).is_file()]
 
     async def _file(self, job_id: str, name: str, media_type: str) -> FileResponse:
         record = await self._record(job_id)
@@ -218,7 +255,7 @@ class JobApi:
         path: Path = self._data.folder(job_id).path / name
         if not await asyncio.to_thread(path.is_file):
             raise NothingThere(f"job {job_id} ended ({record.state}) without it")
-        return FileResponse(path, media_type=media_type)
+        return FileResponse(path, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
     async def _follow(self, job_id: str, offset: int) -> AsyncIterator[bytes]:
         async def look() -> JobRecord | None:

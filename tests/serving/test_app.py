@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,7 @@ from pipeline_ver2.command import VIDEO_NAME
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
 from pipeline_ver2.results import JOURNAL_NAME, RESULTS_NAME
 from serving.jobs import JobOptions, JobState
-from tests.serving.conftest import Api, ServeApi
+from tests.serving.conftest import Api, ServeApi, enter
 from tests.stand_ins import stand_ins
 
 
@@ -46,7 +47,9 @@ async def test_one_job(api: Api) -> None:
     assert job["links"]["events"] == "/jobs/a/events"
 
 
-@pytest.mark.parametrize("path", ["", "/events", "/results", "/timeline", "/timeline.svg", "/video"])
+@pytest.mark.parametrize(
+    "path", ["", "/events", "/results", "/results.jsonl", "/timeline", "/timeline.svg", "/video", "/frame?time_s=0"]
+)
 @pytest.mark.parametrize("job_id", ["none", "..%2f..%2fetc", "%00"])
 async def test_a_job_that_does_not_exist(api: Api, job_id: str, path: str) -> None:
     """404, whatever it is called."""
@@ -107,6 +110,7 @@ async def test_cancelling_a_job_whose_worker_is_away(api: Api) -> None:
     ("path", "name", "kind"),
     [
         ("results", RESULTS_NAME, "application/json"),
+        ("results.jsonl", JOURNAL_NAME, "application/x-ndjson"),
         ("timeline", TRACE_NAME, "application/json"),
         ("timeline.svg", PICTURE_NAME, "image/svg+xml"),
         ("video", VIDEO_NAME, "video/mp4"),
@@ -117,9 +121,11 @@ async def test_files_of_a_job(api: Api, path: str, name: str, kind: str) -> None
     add(api, "a")
     (api.data.folder("a").path / name).write_bytes(b'"0123456789"')
     assert (await call(api, f"/jobs/a/{path}"))[0] == 409
+    assert (await call(api, "/jobs/a"))[1]["available"] == []
     api.store.end("a", "succeeded")
     status, _, reply = await call(api, f"/jobs/a/{path}")
-    assert (status, reply.content_type) == (200, kind)
+    assert (status, reply.content_type, reply.headers["X-Content-Type-Options"]) == (200, kind, "nosniff")
+    assert (await call(api, "/jobs/a"))[1]["available"] == [path]
     add(api, "b", "failed")
     assert (await call(api, f"/jobs/b/{path}"))[0] == 404
 
@@ -132,6 +138,19 @@ async def test_ranges_of_the_video(api: Api) -> None:
     assert (status, content, reply.headers["Content-Range"]) == (206, b"234", "bytes 2-4/10")
     assert (await call(api, "/jobs/a/video", Range="bytes=-2"))[1] == b"89"
     assert (await call(api, "/jobs/a/video", Range="bytes=99-"))[0] == 416
+
+
+async def test_frames(api: Api, clip: Path) -> None:
+    """Pictures of the source, for a browser to keep, while the source is there; times must be times."""
+    enter(api.data, api.store, "a", clip)
+    status, content, reply = await call(api, "/jobs/a/frame?time_s=1.0")
+    assert (status, reply.content_type, content[:3]) == (200, "image/jpeg", b"\xff\xd8\xff")
+    assert reply.headers["Cache-Control"].startswith("private")
+    assert (await call(api, "/jobs/a/frame?time_s=99"))[0] == 404
+    for wrong in ("", "?time_s=-1", "?time_s=nan", "?time_s=inf", "?time_s=soon"):
+        assert (await call(api, f"/jobs/a/frame{wrong}"))[0] == 422
+    add(api, "b")
+    assert (await call(api, "/jobs/b/frame?time_s=1.0"))[0] == 404
 
 
 @pytest.mark.parametrize(("after", "slots"), [(None, 2), ("0", 2), ("first", 1), ("nonsense", 2), ("", 2)])

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from pipeline_ver2.config import ServingConfig
 from pipeline_ver2.errors import ConfigError
 from serving.security import Guard, check_exposure, is_loopback
+from serving.sessions import COOKIE, Sessions
 from tests.servers import served
 
 
@@ -83,3 +84,39 @@ async def test_browsers_that_act_for_others() -> None:
         assert await status(url, Origin="null") == 403
         assert await status(url, Host="evil.example") == 403
         assert await status(url, Host=f"evil.example:{host.rpartition(':')[2]}") == 403
+
+
+async def asked(url: str, method: str = "POST", path: str = "/jobs", **headers: str) -> int:
+    """The status of a request with the cookie of a sign-in."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    cookie = {"Cookie": f"{COOKIE}={Sessions('secret').issue()}"}
+    async with aiohttp.ClientSession() as session, session.request(method, url + path, headers=cookie | named) as reply:
+        return reply.status
+
+
+async def test_a_cookie_opens_as_the_token_does() -> None:
+    """To our own page; a wrong token beside it is refused."""
+    with guarded("secret") as url:
+        assert await asked(url, "GET") == 200
+        assert await asked(url, "GET", Sec_Fetch_Site="none") == 200
+        assert await asked(url, Origin=url) == 200
+        assert await asked(url, Sec_Fetch_Site="same-origin") == 200
+        assert await asked(url, Origin=url, Sec_Fetch_Site="same-origin") == 200
+        assert await asked(url, Origin=url, Authorization="Bearer wrong") == 401
+        assert await status(url, Cookie=f"{COOKIE}={Sessions('another').issue()}", Origin=url) == 401
+        assert await status(url, Cookie=f"{COOKIE}=secret", Origin=url) == 401
+
+
+@pytest.mark.fault("O8")
+async def test_a_cookie_serves_no_foreign_page() -> None:
+    """Neither one of elsewhere nor one of another port of this machine; nor a request that says nothing of itself."""
+    with guarded("secret") as url:
+        assert await asked(url) == 403
+        assert await asked(url, Sec_Fetch_Site="none") == 403
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:9"):
+            assert await asked(url, Origin=origin) == 403
+            assert await asked(url, "GET", Origin=origin) == 403
+        for site in ("same-site", "cross-site"):
+            assert await asked(url, Origin=url, Sec_Fetch_Site=site) == 403
+            assert await asked(url, "GET", Sec_Fetch_Site=site) == 403
+        assert await status(url, Authorization="Bearer secret", Origin="https://evil.example") == 200
