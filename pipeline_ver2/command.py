@@ -134,7 +134,7 @@ def draw(
         VideoError: The video cannot be annotated.
     """
     try:
-        report.write_timeline(job.out, recorder.spans)
+        report.write_timeline(job.out, recorder.spans, job.trace.trace_id)
         report.draw_timeline(job.out, recorder.spans)
     except OSError as error:
         raise ResultsError(f"timeline in {job.out}: {error.strerror}") from error

@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline_ver2.results import KeyframeRecord, SlotRecord
+from pipeline_ver2.trace_context import TraceContext
 from pipeline_ver2.tracker import ReadySlot
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. `job_id` marks its requests, so that a stage can join or replay one that is sent again."""
+    """One run. `job_id` marks its requests, so that a stage can join or replay one that is sent again.
+
+    `trace` is the run's span; each of its requests is a child of it.
+    """
 
     source: Path
     out: Path
     resume: bool = False
     keep_failed: bool = False
     job_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    trace: TraceContext = field(default_factory=TraceContext.new)
 
 
 class Observer(Protocol):

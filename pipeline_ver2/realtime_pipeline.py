@@ -55,6 +55,7 @@ from pipeline_ver2.stage_clients import (
     Stage2Client,
 )
 from pipeline_ver2.stage_http import StageTimes
+from pipeline_ver2.trace_context import TraceContext
 from pipeline_ver2.tracker import ReadySlot, SlotTracker
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ async def run_pipeline(
     check_settings(config.pipeline)
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(Journal(job.out, resume=job.resume))
-        stages = await _meet_stages(stack, config)
+        stages = await _meet_stages(stack, config, job.trace)
         decoder = await stack.enter_async_context(
             Decoder(job.source, config, stages.detector.image_size, recorder, decode_executor)
         )
@@ -109,9 +110,10 @@ async def run_pipeline(
         return await run.conduct()
 
 
-async def _meet_stages(stack: AsyncExitStack, config: Config) -> _Stages:
-    stage1 = await stack.enter_async_context(Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s))
-    stage2 = await stack.enter_async_context(Stage2Client(config.stage2, config.pipeline))
+async def _meet_stages(stack: AsyncExitStack, config: Config, trace: TraceContext) -> _Stages:
+    detector_client = Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s, trace=trace)
+    stage1 = await stack.enter_async_context(detector_client)
+    stage2 = await stack.enter_async_context(Stage2Client(config.stage2, config.pipeline, trace=trace))
     detector, answerer = await stage1.describe(), await stage2.describe()
     if detector.clip_length != config.stage1.clip_length:
         raise ConfigError(
@@ -332,8 +334,9 @@ def _record_times(recorder: TimingRecorder, stage: str, times: StageTimes, **ids
     done = recorder.now()
     sent = done - times.total_s
     run_from = sent if times.run_s is None else max(sent, done - times.run_s)
-    recorder.add(f"{stage}_wait", sent, run_from, **ids)
-    recorder.add(f"{stage}_run", run_from, done, **ids)
+    told: dict[str, int | str] = {**ids} if times.span_id is None else {**ids, "span_id": times.span_id}
+    recorder.add(f"{stage}_wait", sent, run_from, **told)
+    recorder.add(f"{stage}_run", run_from, done, **told)
 
 
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> ZroactError | None:

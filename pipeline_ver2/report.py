@@ -79,8 +79,11 @@ def build_results(
     )
 
 
-def write_timeline(folder: Path, spans: Sequence[Span]) -> Path:
-    """Write the spans as a Chrome trace (https://ui.perfetto.dev opens it); times in microseconds."""
+def write_timeline(folder: Path, spans: Sequence[Span], trace_id: str | None = None) -> Path:
+    """Write the spans as a Chrome trace (https://ui.perfetto.dev opens it); times in microseconds.
+
+    Each request to a stage has its `span_id` in the trace of the job, which is named too.
+    """
     rows = {name: number for number, name in enumerate(_ROWS)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
@@ -100,7 +103,8 @@ def write_timeline(folder: Path, spans: Sequence[Span]) -> Path:
         for span in spans
     ]
     path = folder / TRACE_NAME
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"trace_id": trace_id}}
+    path.write_text(json.dumps(content), encoding="utf-8")
     return path
 
 

@@ -20,6 +20,7 @@ from pipeline_ver2.findings import ClipFindings, read_findings
 from pipeline_ver2.prompts import MAX_SENDS, Asked, Question, ask
 from pipeline_ver2.stage_http import Reply, StageClient, StageTimes
 from pipeline_ver2.stage_probe import MODEL, MODEL_READY_PATH
+from pipeline_ver2.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,14 @@ class Stage1Client(StageClient):
 
     _describe_path = f"/v2/models/{MODEL}"
 
-    def __init__(self, config: Stage1Config, *, retry_for_s: float) -> None:
+    def __init__(self, config: Stage1Config, *, retry_for_s: float, trace: TraceContext | None = None) -> None:
         super().__init__(
             "stage1",
             config.base_url,
             timeout_s=config.timeout_s,
             retry_for_s=retry_for_s,
             max_reply_mb=config.max_body_mb,
+            trace=trace,
         )
         self._parameters = {"threshold": config.threshold, "nms_iou": config.nms_iou}
         self._config = config
@@ -160,13 +162,14 @@ class Stage2Client(StageClient):
 
     _describe_path = "/v1/models"
 
-    def __init__(self, config: Stage2Config, pipeline: PipelineConfig) -> None:
+    def __init__(self, config: Stage2Config, pipeline: PipelineConfig, *, trace: TraceContext | None = None) -> None:
         super().__init__(
             "stage2",
             config.base_url,
             timeout_s=config.timeout_s,
             retry_for_s=pipeline.retry_for_s,
             max_reply_mb=config.max_body_mb,
+            trace=trace,
         )
         self._max_tokens = config.max_tokens
         self._settings = pipeline

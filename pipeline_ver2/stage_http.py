@@ -30,6 +30,7 @@ from pipeline_ver2.errors import (
     StageUnreachable,
     refusal,
 )
+from pipeline_ver2.trace_context import TRACEPARENT_HEADER, TraceContext
 
 _CONNECT_TIMEOUT_S = 5.0
 _KEEP_ALIVE_S = 4.0  # less than uvicorn's 5 s, so that a connection is never used while the server closes it
@@ -41,11 +42,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """How long a request took from its sending to its whole reply, and what the stage says of it; seconds."""
+    """How long a request took from its sending to its whole reply, and what the stage says of it; seconds.
+
+    `span_id` is the request's in the trace of its job.
+    """
 
     total_s: float
     queue_s: float | None
     run_s: float | None
+    span_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,18 @@ class StageClient:
 
     _describe_path: ClassVar[str]
 
-    def __init__(self, name: str, base_url: str, *, timeout_s: float, retry_for_s: float, max_reply_mb: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        *,
+        timeout_s: float,
+        retry_for_s: float,
+        max_reply_mb: float,
+        trace: TraceContext | None = None,
+    ) -> None:
         self._name = name
+        self._trace = trace
         self._resending = asyncio.Lock()
         self._base_url = base_url
         # An unlimited pool: the total then holds no waiting for a connection.
@@ -119,6 +134,9 @@ class StageClient:
         where = f"{self._name} at {self._base_url}"
         # A file-like body is sent in pieces, so that megabytes of pixels do not hold up the loop.
         data = None if body is None else io.BytesIO(body)
+        span = None if self._trace is None else self._trace.child()
+        if span is not None:
+            headers = {**(headers or {}), TRACEPARENT_HEADER: span.header}
         sent = time.perf_counter()
         try:
             async with self._session.request(method, self._base_url + path, data=data, headers=headers) as response:
@@ -132,7 +150,8 @@ class StageClient:
         if response.status != 200:
             raise _error_of(where, response.status, response.headers, content)
         queue_s, run_s = wire.parse_server_timing(response.headers.get(wire.SERVER_TIMING_HEADER))
-        return Reply(response.headers, content, StageTimes(time.perf_counter() - sent, queue_s, run_s))
+        times = StageTimes(time.perf_counter() - sent, queue_s, run_s, None if span is None else span.span_id)
+        return Reply(response.headers, content, times)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         content = bytearray()

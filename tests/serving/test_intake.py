@@ -11,7 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from pipeline_ver2.trace_context import TraceContext
 from serving.jobs import JobFile
+from tests.film_site import film_site
 from tests.serving.conftest import Api, ServeApi
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -150,6 +152,90 @@ async def test_one_key_is_one_job(serve_api: ServeApi, film: bytes) -> None:
     assert set(api.queue.ids) == ids
     assert len(api.leftovers()) == 3
     assert (await post(api, form_of(content), Idempotency_Key="other"))[1]["id"] not in ids
+
+
+async def test_a_key_with_another_request(serve_api: ServeApi, film: bytes) -> None:
+    """Another video, other options or another source: a problem, and the first job stays the only one."""
+    api = serve_api()
+    _, first = await post(api, form_of(film), Idempotency_Key="mine")
+    left = sorted(api.leftovers())
+    for other in (form_of(film[:-1]), form_of(film, options={"gate": "all"}), {"source": "/media/film.mp4"}):
+        status, problem = await post(api, other, Idempotency_Key="mine")
+        assert (status, problem["code"]) == (422, "idempotency_key_reused")
+    assert (await post(api, form_of(film, options={"annotate": True}), Idempotency_Key="mine"))[1]["id"] == first["id"]
+    assert (api.queue.ids, sorted(api.leftovers())) == ([first["id"]], left)
+
+
+async def test_a_key_with_two_requests_at_once(serve_api: ServeApi, film: bytes) -> None:
+    """Whichever is entered first has it: all of its kind get that job, the others a problem, and nothing is left."""
+    api = serve_api()
+    forms = [form_of(film, options={"gate": gate}) for gate in ("all", "detections") for _ in range(4)]
+    replies = await asyncio.gather(*(post(api, form, Idempotency_Key="mine") for form in forms))
+    assert sorted(status for status, _ in replies) == [202] * 4 + [422] * 4
+    ids = {reply["id"] for status, reply in replies if status == 202}
+    assert (set(api.queue.ids), len(ids), len(api.leftovers())) == (ids, 1, 3)
+
+
+async def test_a_video_from_a_url(serve_api: ServeApi, film: bytes) -> None:
+    """It becomes a file of ours, under the name of its URL; with a key, it is fetched once."""
+    async with film_site(film) as site:
+        api = serve_api(allowed_hosts=[site.place], downloads__private=True)
+        asked = {"source": f"{site.url}/film.mp4?a=../../b", "options": {"annotate": False}}
+        status, job = await post(api, asked, Idempotency_Key="mine")
+        assert (status, job["name"]) == (202, "film.mp4")
+        assert api.data.folder(job["id"]).upload.read_bytes() == film
+        assert sorted(api.leftovers()) == sorted(f"jobs/{job['id']}{end}" for end in ("", "/job.json", "/source"))
+        assert (await post(api, asked, Idempotency_Key="mine"))[1]["id"] == job["id"]
+        assert (await post(api, {"source": f"{site.url}/other.mp4"}, Idempotency_Key="mine"))[0] == 422
+        assert len(site.asked) == 1
+
+
+@pytest.mark.fault("O7")
+@pytest.mark.fault("O8")
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/missing", 502, "source_unreachable"),
+        ("/cut", 502, "source_unreachable"),
+        ("/lead?to=http://10.0.0.1/", 403, "source_refused"),
+        ("/stream", 413, "body_too_large"),
+        ("/film.mp4", 422, "video"),
+    ],
+)
+async def test_urls_that_give_no_video(serve_api: ServeApi, path: str, status: int, code: str) -> None:
+    """A problem says why; nothing is left, nothing is queued."""
+    async with film_site(b"text " * 1000) as site:
+        api = serve_api(allowed_hosts=[site.place], downloads__private=True, max_upload_mb=0.1)
+        found, problem = await post(api, {"source": site.url + path})
+        assert (found, problem["code"]) == (status, code)
+    assert (api.leftovers(), api.queue.ids, api.store.counts()) == ([], [], {})
+
+
+@pytest.mark.fault("O7")
+async def test_a_client_that_does_not_wait_for_a_download(serve_api: ServeApi) -> None:
+    """The download ends with its client."""
+    async with film_site() as site, asyncio.timeout(30):
+        api = serve_api(allowed_hosts=[site.place], downloads__private=True)
+        asking = asyncio.create_task(post(api, {"source": f"{site.url}/stream?pause=0.01"}))
+        while not api.leftovers():  # noqa: ASYNC110 - another thread writes the file
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await site.gone.wait()
+        while api.leftovers():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (api.queue.ids, api.store.counts()) == ([], {})
+
+
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_job_has_a_place_in_a_trace(serve_api: ServeApi, film: bytes, sent: bool) -> None:  # noqa: FBT001
+    """In its client's where that names one, else in one of its own; kept with the job."""
+    api, asking = serve_api(), TraceContext.new()
+    headers = {"traceparent": asking.header} if sent else {}
+    _, job = await post(api, form_of(film), **headers)
+    kept = JobFile.read(api.data.folder(job["id"]).job_file).trace
+    assert kept is not None
+    assert kept.trace_id == job["trace_id"]
+    assert (kept.trace_id == asking.trace_id, kept.parent_id) == (sent, asking.span_id if sent else None)
 
 
 async def test_a_bad_key(serve_api: ServeApi, film: bytes) -> None:

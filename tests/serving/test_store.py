@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,21 @@ def test_an_empty_table(store: JobStore) -> None:
     with pytest.raises(UnknownJob):
         store.ask_cancel("a")
     assert store.start("a") is None
+
+
+def test_a_table_of_an_earlier_version(data: DataDir) -> None:
+    """What was added to it since is added when it is opened, and its jobs are kept."""
+    first = JobStore(data.database_url)
+    first.insert("a", "a", OPTIONS, "key")
+    first.close()
+    with closing(sqlite3.connect(data.database_url.removeprefix("sqlite:///"))) as plain:
+        plain.execute("ALTER TABLE zroact_jobs DROP COLUMN request_hash")
+        plain.execute("ALTER TABLE zroact_jobs DROP COLUMN trace_id")
+    later = JobStore(data.database_url)
+    assert later.get("a").trace_id is None
+    assert later.repeated("key", "any") == later.get("a")
+    assert later.insert("b", "b", OPTIONS, None, trace_id="0af7").trace_id == "0af7"
+    later.close()
 
 
 def test_a_key_has_one_job(store: JobStore) -> None:
