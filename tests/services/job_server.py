@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,34 @@ ZROACT = Path(sys.executable).with_name("zroact")
 PATIENCE_S = 240
 
 
+def process_of(stage: str, port: int) -> int:
+    """The id of the daemon that was started for this port."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                command = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has just ended
+                continue
+            if f"serving.workers.{stage}_server".encode() in command and str(port).encode() in command:
+                return int(folder.name)
+    raise LookupError(f"no daemon of {stage} on port {port}")
+
+
 class Server:
     """A folder in which `zroact up` is run, and its API."""
 
-    def __init__(self, folder: Path, ports: tuple[int, int, int], stage2_s: float = 0.2) -> None:
+    def __init__(
+        self, folder: Path, ports: tuple[int, int, int], stage2_s: float = 0.2, **sections: Mapping[str, Any]
+    ) -> None:
         self.folder = folder
         self.url = f"http://127.0.0.1:{ports[2]}"
-        content = {
+        content: dict[str, dict[str, Any]] = {
             "stage1": {"port": ports[0], "engine": "emulated", "emulated": {"service_s": 0.05}},
             "stage2": {"port": ports[1], "engine": "emulated", "emulated": {"service_s": stage2_s}},
             "serving": {"port": ports[2]},
         }
+        for name, settings in sections.items():
+            content.setdefault(name, {}).update(settings)
         (folder / "config.json").write_text(json.dumps(content))
 
     @contextmanager

@@ -15,6 +15,7 @@ from pipeline_ver2.job import Job, Silent
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import JOURNAL_NAME, KeyframeRecord, SlotRecord
 from pipeline_ver2.supervisor import Supervisor
+from tests.services.job_server import process_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +32,6 @@ def emulated_in(folder: Path, ports: tuple[int, int]) -> Config:
         "stage2.emulated.service_s": 0.2,
     }
     return load_config(None, values, environ={})
-
-
-def process_of(stage: str, port: int) -> int:
-    """The id of the daemon that was started for this port."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            if f"serving.workers.{stage}_server".encode() in command and str(port).encode() in command:
-                return int(folder.name)
-    raise LookupError(f"no daemon of {stage} on port {port}")
 
 
 class KillAfter(Silent):

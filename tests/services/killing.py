@@ -1,0 +1,253 @@
+"""Kills at random moments of jobs, and what must hold afterwards, whatever was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from pipeline_ver2.results import JOURNAL_NAME, KeyframeRecord, SlotRecord, read_results
+from serving.jobs import DataDir
+from serving.store import JobStore
+from tests.openai_upstream import Upstream
+from tests.services.job_server import PATIENCE_S, Server, process_of
+from tests.serving.conftest import enter
+
+ACTIONS = ("stand", "walk", "run", "jump", "wave", "fall")
+KEYFRAMES_A_SLOT, INTERVAL, FPS = 3, 11, 30
+SETTLE_S = 0.1
+
+
+class CountedEngine:
+    """What stands behind the Stage 2 daemon: answers hang on the images alone, and every send is counted by slot."""
+
+    def __init__(self, service_s: float) -> None:
+        self._service_s = service_s
+        self.sends: Counter[str] = Counter()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Count, take the time, answer; what is no slot, as the daemon's own question whether we are well, is not."""
+        content = (await request.json())["messages"][-1]["content"]
+        seed = zlib.crc32(json.dumps([part for part in content if part["type"] == "image_url"]).encode())
+        told = re.search(r"Frame 1, t=([\d.]+) s", json.dumps(content))
+        if told is not None:
+            first_keyframe = round((float(told[1]) * FPS + 1) / INTERVAL)
+            self.sends[f"{(first_keyframe - 1) // KEYFRAMES_A_SLOT}:{seed:08x}"] += 1
+            await asyncio.sleep(self._service_s)
+        text = json.dumps({"action": ACTIONS[seed % len(ACTIONS)], "description": f"{seed:08x}"})
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+
+class Started:
+    """A process of this product that can be killed and started again."""
+
+    def __init__(self, server: Server, command: str) -> None:
+        self._server, self._command = server, command
+        self._stack = ExitStack()
+        self.process: subprocess.Popen[str] | None = None
+
+    async def start(self) -> None:
+        """Start it, again if it has been killed; the loop goes on meanwhile, since the engine lives in it."""
+        await self.stop()
+        self.process = await asyncio.to_thread(self._stack.enter_context, self._server.run(self._command))
+
+    async def stop(self) -> None:
+        """Stop it if it runs."""
+        await asyncio.to_thread(self._stack.close)
+
+    async def kill(self) -> None:
+        """kill -9."""
+        assert self.process is not None
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an undisturbed job of a clip found, and what the engine calls its slots."""
+
+    keyframes: Mapping[int, Any]
+    slots: Mapping[int, Any]
+    keys: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Once so many records are in the journal and so much time has passed, kill this."""
+
+    records: int
+    delay_s: float
+    victim: str
+
+
+def plan_of(chance: random.Random, victims: Sequence[str], records: int) -> list[Kill]:
+    """Each victim once, in any order, at moments from before the first record to after the last one."""
+    moments = sorted(chance.randrange(records + 1) for _ in victims)
+    order = chance.sample(list(victims), len(victims))
+    return [Kill(moment, chance.uniform(0, 0.1), victim) for moment, victim in zip(moments, order, strict=True)]
+
+
+@dataclass
+class Site:
+    """A data folder and the processes that work on it: `zroact up`, or workers beside stages that others run."""
+
+    server: Server
+    store: JobStore
+    engine: CountedEngine
+    processes: list[Started]
+    ports: Mapping[str, int]
+    hits: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def data(self) -> DataDir:
+        """Its data folder."""
+        return DataDir(self.server.folder / "data")
+
+    @property
+    def stages_are_its_own(self) -> bool:
+        """Whether the daemons die with the process."""
+        return "api" in self.ports
+
+    async def start(self) -> None:
+        """Start every process."""
+        for each in self.processes:
+            await each.start()
+
+    async def stop(self) -> None:
+        """Stop every process."""
+        for each in self.processes:
+            await each.stop()
+
+    async def submit(self, clip: Path) -> str:
+        """Queue a job; the id. Without an API, whoever runs jobs finds it when it starts."""
+        if self.stages_are_its_own:
+            return await self.server.post(clip)
+        job_id = f"job-{sum(self.store.counts().values())}"
+        enter(self.data, self.store, job_id, clip, annotate=False)
+        await self.start()
+        return job_id
+
+    async def ended(self, job_id: str) -> str:
+        """The state in which a job ends."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (record := await asyncio.to_thread(self.store.get, job_id)).has_ended:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        return f"{record.state} {record.error or ''}".strip()
+
+    async def undisturbed(self, job_id: str) -> Expected:
+        """What a job finds when nothing is killed: every slot is sent once."""
+        assert await self.ended(job_id) == "succeeded"
+        keys = {int(key.split(":")[0]): key for key in self.engine.sends}
+        results = read_results(self.data.folder(job_id).path)
+        assert sorted(keys) == [slot.index for slot in results.slots]
+        assert set(self.engine.sends.values()) == {1}, self.engine.sends
+        self.engine.sends.clear()
+        return Expected(_keyframes(results.keyframes), _slots(results.slots), keys)
+
+    async def disturb(self, jobs: Mapping[str, Expected], plan: Sequence[Kill]) -> None:
+        """Kill as planned while jobs run; moments are those of the first job."""
+        first = next(iter(jobs))
+        for kill in plan:
+            async with asyncio.timeout(PATIENCE_S):
+                # Other processes have no events to wait for.
+                while len(self._records(first)) < kill.records and not self.store.get(first).has_ended:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            await asyncio.sleep(kill.delay_s)
+            await self.kill(kill.victim, jobs)
+
+    async def kill(self, victim: str, jobs: Mapping[str, Expected]) -> None:
+        """kill -9 of a daemon, `stage1` or `stage2`, else of the process that runs the first job, which starts again.
+
+        What was sent and has no record by then was hit.
+        """
+        if victim in {"stage1", "stage2"}:
+            recorded = {job_id: self._recorded_slots(job_id) for job_id in jobs}
+            with suppress(LookupError):  # it is dead already: the process that runs it was killed just before
+                os.kill(process_of(victim, self.ports[victim]), signal.SIGKILL)
+            await asyncio.sleep(SETTLE_S)
+            if victim == "stage1":
+                return
+        else:
+            killed = self._runner(next(iter(jobs)))
+            await killed.kill()
+            if self.stages_are_its_own:
+                await self._until_stages_are_gone()
+            await asyncio.sleep(SETTLE_S)
+            recorded = {job_id: self._recorded_slots(job_id) for job_id in jobs}
+        for job_id, expected in jobs.items():
+            self.hits.update(
+                key for slot, key in expected.keys.items() if key in self.engine.sends and slot not in recorded[job_id]
+            )
+        if victim not in {"stage1", "stage2"}:
+            await killed.start()
+
+    def check(self, job_id: str, expected: Expected, said: object) -> None:
+        """The answers are those of an undisturbed job, one record a slot; only what was hit was sent again."""
+        results = read_results(self.data.folder(job_id).path)
+        assert _keyframes(results.keyframes) == expected.keyframes, said
+        assert _slots(results.slots) == expected.slots, said
+        assert self.server.slots(job_id) == Counter(list(expected.slots)), said
+        for key in expected.keys.values():
+            assert 1 <= self.engine.sends[key] <= 1 + self.hits[key], (said, key, self.engine.sends, self.hits)
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.engine.sends.clear()
+        self.hits.clear()
+
+    def _runner(self, job_id: str) -> Started:
+        """The process that has the lock of a job's folder open, else the first."""
+        lock = self.data.folder(job_id).path / ".worker.lock"
+        for each in self.processes:
+            assert each.process is not None
+            with suppress(OSError):
+                if any(fd.readlink() == lock for fd in Path(f"/proc/{each.process.pid}/fd").iterdir()):
+                    return each
+        return self.processes[0]
+
+    async def _until_stages_are_gone(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            for stage in ("stage1", "stage2"):
+                with suppress(LookupError):
+                    while process_of(stage, self.ports[stage]):  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+
+    def _records(self, job_id: str) -> list[KeyframeRecord | SlotRecord]:
+        records: list[KeyframeRecord | SlotRecord] = []
+        with suppress(OSError):
+            for line in (self.data.folder(job_id).path / JOURNAL_NAME).read_bytes().splitlines()[1:]:
+                with suppress(ValidationError):  # torn, as a kill leaves it
+                    kind = SlotRecord if b'"type":"slot"' in line else KeyframeRecord
+                    records.append(kind.model_validate_json(line))
+        return records
+
+    def _recorded_slots(self, job_id: str) -> set[int]:
+        return {record.index for record in self._records(job_id) if isinstance(record, SlotRecord)}
+
+
+def engine_settings(upstream: Upstream) -> dict[str, Any]:
+    """Settings of a Stage 2 daemon that asks the counted engine."""
+    return {"engine": "remote", "remote_url": f"{upstream.url}/v1", "start_timeout_s": PATIENCE_S}
+
+
+def _keyframes(records: Sequence[KeyframeRecord]) -> dict[int, Any]:
+    return {record.key_index: (record.state, record.time_s, record.detections) for record in records}
+
+
+def _slots(records: Sequence[SlotRecord]) -> dict[int, Any]:
+    return {record.index: (record.state, record.key_indices, record.answer) for record in records}

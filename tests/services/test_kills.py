@@ -1,0 +1,163 @@
+"""kill -9 of anything at any moment of a job: it goes on, finds the same, and asks again only what was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from pipeline_ver2.config import load_config
+from pipeline_ver2.results import read_results
+from pipeline_ver2.supervisor import Supervisor
+from serving.jobs import DataDir
+from serving.store import JobStore
+from tests.openai_upstream import upstream
+from tests.services.job_server import PATIENCE_S, Server
+from tests.services.killing import CountedEngine, Site, Started, engine_settings, plan_of
+from tests.serving.conftest import enter
+from tests.stand_ins import answer, stand_ins
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RECORDS = 18
+SERVICE_S = 0.2
+
+SiteOf = Callable[[Path, tuple[int, int, int]], AbstractAsyncContextManager[Site]]
+
+
+@asynccontextmanager
+async def everything_up(folder: Path, ports: tuple[int, int, int]) -> AsyncIterator[Site]:
+    """`zroact up`: the API, which runs the jobs, and both daemons under it."""
+    engine = CountedEngine(SERVICE_S)
+    async with upstream(engine.answer) as behind:
+        server = Server(folder, ports, stage2=engine_settings(behind))
+        api = Started(server, "up")
+        try:
+            await api.start()
+            store = JobStore(DataDir(folder / "data").database_url)
+            names = dict(zip(("stage1", "stage2", "api"), ports, strict=True))
+            yield Site(server, store, engine, [api], names)
+            store.close()
+        finally:
+            await api.stop()
+
+
+@asynccontextmanager
+async def one_worker(folder: Path, ports: tuple[int, int, int]) -> AsyncIterator[Site]:
+    """A worker of the queue, and both daemons that others run."""
+    engine = CountedEngine(SERVICE_S)
+    async with upstream(engine.answer) as behind:
+        server = Server(folder, ports, stage2=engine_settings(behind))
+        worker = Started(server, "worker")
+        data = DataDir(folder / "data")
+        data.prepare()
+        store = JobStore(data.database_url)
+        async with Supervisor(load_config(folder / "config.json", environ={})):
+            try:
+                await worker.start()
+                yield Site(server, store, engine, [worker], dict(zip(("stage1", "stage2"), ports[:2], strict=True)))
+            finally:
+                await worker.stop()
+        store.close()
+
+
+@pytest.mark.fault("O5")
+@pytest.mark.parametrize(
+    ("site_of", "process", "jobs"),
+    [
+        (everything_up, "api", 1),
+        pytest.param(everything_up, "api", 4, marks=pytest.mark.soak),
+        pytest.param(one_worker, "worker", 2, marks=pytest.mark.soak),
+    ],
+)
+async def test_jobs_outlive_kills_at_random_moments(
+    tmp_path: Path, three_free_ports: tuple[int, int, int], clip: Path, site_of: SiteOf, process: str, jobs: int
+) -> None:
+    """The process that runs the job and each daemon, once in every job: same answers, no send without a reason."""
+    async with site_of(tmp_path, three_free_ports) as site:
+        expected = await site.undisturbed(await site.submit(clip))
+        for seed in range(jobs):
+            plan = plan_of(random.Random(seed), (process, "stage1", "stage2"), RECORDS)
+            said = f"seed {seed}: {plan}"
+            job_id = await site.submit(clip)
+            await site.disturb({job_id: expected}, plan)
+            assert await site.ended(job_id) == "succeeded", said
+            site.check(job_id, expected, said)
+            site.forget()
+
+
+@pytest.mark.fault("O5")
+@pytest.mark.parametrize("command", ["up", pytest.param("worker", marks=pytest.mark.soak)])
+async def test_a_kill_between_an_answer_and_its_record(
+    tmp_path: Path, three_free_ports: tuple[int, int, int], clip: Path, command: str
+) -> None:
+    """The process has the whole reply and is killed before it can do anything with it: that slot is sent once more."""
+    async with stand_ins() as stages:
+        places = {name: {"url": getattr(stages, name).url} for name in ("stage1", "stage2")}
+        server = Server(tmp_path, three_free_ports, **places, pipeline={"stage2_window": 1})
+        data = DataDir(tmp_path / "data")
+        data.prepare()
+        store = JobStore(data.database_url)
+        enter(data, store, "a", clip, annotate=False)
+        running = Started(server, command)
+        killed = asyncio.Event()
+
+        async def kill_with_the_answer(request: web.Request, key: str, time: int) -> web.StreamResponse | None:
+            if (key, time) != ("slot-2", 1):
+                return None
+            assert running.process is not None
+            await stopped(running.process.pid)
+            reply = answer()
+            await reply.prepare(request)
+            await reply.write_eof()
+            assert request.transport is not None
+            assert request.transport.get_write_buffer_size() == 0  # type: ignore[attr-defined]
+            running.process.kill()
+            killed.set()  # at once: this handler is cancelled when its client is gone
+            return reply
+
+        stages.stage2.rule = kill_with_the_answer
+        try:
+            await running.start()
+            await asyncio.wait_for(killed.wait(), PATIENCE_S)
+            await running.kill()
+            assert server.slots("a") == Counter(range(2))
+            await running.start()
+            async with asyncio.timeout(PATIENCE_S):
+                while not store.get("a").has_ended:  # noqa: ASYNC110 - another process runs it
+                    await asyncio.sleep(0.05)
+        finally:
+            await running.stop()
+        assert (store.get("a").state, store.get("a").attempts) == ("succeeded", 2)
+        store.close()
+    assert server.slots("a") == Counter(range(5))
+    assert {key: stages.stage2.seen[key] for key in sorted(stages.stage2.seen)} == {
+        "slot-0": 1,
+        "slot-1": 1,
+        "slot-2": 2,
+        "slot-3": 1,
+        "slot-4": 1,
+    }
+    assert {slot.state for slot in read_results(data.folder("a").path).slots} == {"ok"}
+
+
+async def stopped(process: int) -> None:
+    """SIGSTOP, and every thread of the process has stopped."""
+    os.kill(process, signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE_S):
+        while set(thread_states(process)) != {"T"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def thread_states(process: int) -> list[str]:
+    """One letter for each thread; in /proc it follows the name, which ends with the last bracket."""
+    stats = (each / "stat" for each in Path(f"/proc/{process}/task").iterdir())
+    return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
