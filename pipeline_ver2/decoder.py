@@ -30,12 +30,14 @@ class KeyframeClip:
         time_s: Source timestamp of the frame shown.
         clip: `(T, H, W, 3)` uint8 RGB at the model's size, oldest first, ending at the keyframe.
         jpeg: The upright frame, encoded for Stage 2; full-size pixels do not leave the decoding thread.
+        arrived_s: When the frame of a live source arrived, on the run's clock.
     """
 
     key_index: int
     time_s: float
     clip: NDArray[np.uint8]
     jpeg: bytes
+    arrived_s: float | None = None
 
 
 class Decoder:

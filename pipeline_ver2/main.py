@@ -106,6 +106,14 @@ class FrameGrid:
         self._next = filled.stop
         return filled
 
+    def skip_to(self, time: Fraction) -> range:
+        """Grid frames that show nothing because what they would show is lost, up to the source frame at `time`."""
+        if self._fps is None:
+            return range(self._next, self._next)
+        skipped = range(self._next, max(math.ceil(time * self._fps - Fraction(1, 2)), self._next))
+        self._next = skipped.stop
+        return skipped
+
 
 class FrameExtractor:
     """Decodes a video once, in order, and hands out its grid frames. Not thread-safe: one call at a time.
@@ -240,12 +248,16 @@ class Span:
 
 
 class TimingRecorder:
-    """Collects spans from any thread. Past `limit` spans new ones are only counted, so that memory stays bounded."""
+    """Collects spans from any thread. Past `limit` spans some are only counted, so that memory stays bounded.
 
-    def __init__(self, limit: int = 200_000) -> None:
+    These are the new ones, or with `keep_last` the oldest.
+    """
+
+    def __init__(self, limit: int = 200_000, *, keep_last: bool = False) -> None:
         self._limit = limit
+        self._keep_last = keep_last
         self._start = time.perf_counter()
-        self._spans: list[Span] = []
+        self._spans: deque[Span] = deque()
         self._lock = threading.Lock()
         self.dropped = 0
 
@@ -256,10 +268,12 @@ class TimingRecorder:
     def add(self, name: str, start_s: float, end_s: float, **attributes: int | float | str) -> None:
         """Record a span measured with `now`."""
         with self._lock:
-            if len(self._spans) < self._limit:
+            full = len(self._spans) >= self._limit
+            self.dropped += full
+            if full and self._keep_last:
+                self._spans.popleft()
+            if not full or self._keep_last:
                 self._spans.append(Span(name, start_s, end_s, attributes))
-            else:
-                self.dropped += 1
 
     @contextmanager
     def span(self, name: str, **attributes: int | float | str) -> Iterator[None]:

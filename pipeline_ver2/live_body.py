@@ -1,0 +1,154 @@
+"""The bytes of a live source that we read ourselves, so that nothing keeps a read from ending: HTTP, standard input."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import os
+import select
+import socket
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+from pipeline_ver2.errors import SourceLost
+from pipeline_ver2.live_address import public_name
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 5
+_LOOK_S = 0.2
+_PLAYLIST = b"#EXTM3U"
+
+
+class Body(Protocol):
+    """What the demuxer reads from."""
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most so many; none at the end."""
+
+    def abort(self) -> None:
+        """Have a read that waits end; from any thread."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class HttpBody:
+    """The body of a GET.
+
+    Args:
+        url: Where it is; user and password in it are sent as basic authentication.
+        open_timeout_s: For connecting and the head of the reply.
+        read_timeout_s: For the next bytes of the body.
+        allow: Is asked about each URL, those of redirects too, before it is visited; raises if it may not be.
+
+    Raises:
+        SourceLost: The reply is no success, or the redirects do not end.
+        OSError, http.client.HTTPException: The server cannot be reached or breaks the protocol.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        open_timeout_s: float,
+        read_timeout_s: float,
+        allow: Callable[[str], None] | None = None,
+    ) -> None:
+        for _ in range(_MOST_REDIRECTS + 1):
+            if allow is not None:
+                allow(url)
+            self._connection = _connect(urlsplit(url), open_timeout_s)
+            self._socket: socket.socket = self._connection.sock
+            try:
+                self._response = _ask(self._connection, urlsplit(url))
+                where = self._response.headers.get("Location")
+                if self._response.status not in _REDIRECTS or where is None:
+                    self._check(url)
+                    break
+            except BaseException:
+                self.close()
+                raise
+            self.close()
+            url = urljoin(url, where)
+        else:
+            raise SourceLost(f"{public_name(url)}: more than {_MOST_REDIRECTS} redirects")
+        self._socket.settimeout(read_timeout_s)
+        self._ahead = b""
+
+    def _check(self, url: str) -> None:
+        if self._response.status != 200:
+            raise SourceLost(f"{public_name(url)}: HTTP {self._response.status} {self._response.reason}")
+
+    @property
+    def content_type(self) -> str:
+        """The media type, in lower case."""
+        return str(self._response.headers.get_content_type())
+
+    def is_playlist(self) -> bool:
+        """Whether the body is an HLS playlist."""
+        while len(self._ahead) < len(_PLAYLIST) and (more := self._response.read1(len(_PLAYLIST) - len(self._ahead))):
+            self._ahead += more
+        return self._ahead == _PLAYLIST
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most so many; none at the end."""
+        if self._ahead:
+            ahead, self._ahead = self._ahead[:size], self._ahead[size:]
+            return ahead
+        return self._response.read1(size)
+
+    def abort(self) -> None:
+        """Have a read that waits end; from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if (response := getattr(self, "_response", None)) is not None:
+            response.close()
+        self._connection.close()
+        self._socket.close()
+
+
+class InputBody:
+    """A pipe that somebody writes into, such as standard input. Silence is no end; only its end is."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._stopped = False
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most so many; none at the end."""
+        while not self._stopped:
+            ready, _, _ = select.select([self._descriptor], [], [], _LOOK_S)
+            if ready:
+                return os.read(self._descriptor, size)
+        return b""
+
+    def abort(self) -> None:
+        """Have a read that waits end; from any thread."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Nothing: the pipe is not ours."""
+
+
+def _connect(url: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+    if url.scheme.lower() not in {"http", "https"} or url.hostname is None:
+        raise SourceLost(f"{public_name(url.geturl())}: neither http nor https")
+    secure = url.scheme.lower() == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    connection: http.client.HTTPConnection = kind(url.hostname, url.port, timeout=timeout_s)
+    connection.connect()
+    return connection
+
+
+def _ask(connection: http.client.HTTPConnection, url: SplitResult) -> http.client.HTTPResponse:
+    headers = {"Accept": "*/*", "User-Agent": "zroact"}
+    if url.username is not None:
+        said = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(said.encode()).decode()}"
+    connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""), headers=headers)
+    return connection.getresponse()

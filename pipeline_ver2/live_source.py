@@ -1,0 +1,204 @@
+"""One connection to a live source: opening it, and its frames as they arrive."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import av
+from av.container import InputContainer
+from av.error import FFmpegError
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+from pipeline_ver2.config_live import LiveConfig
+from pipeline_ver2.errors import SourceLost
+from pipeline_ver2.live_address import NETWORK_SCHEMES, STANDARD_INPUT, LiveSource, device_of, scheme_of
+from pipeline_ver2.live_body import Body, HttpBody, InputBody
+from pipeline_ver2.probe import Header, open_container
+
+_PROTOCOLS = "rtsp,rtsps,rtp,udp,srtp,http,https,tcp,tls,crypto,httpproxy"  # a playlist names no local files
+_UNTIMED_FORMATS = frozenset({"mpjpeg", "mjpeg", "jpeg_pipe"})  # their timestamps are counted, not measured
+_MULTIPART = "multipart/x-mixed-replace"
+_MOST_UNDECODABLE = 60
+_LONGEST_PAUSE_S = 5.0  # in a file: more is a jump of its timestamps
+
+
+class Connection:
+    """An open live source. One thread opens it, takes its frames and closes it.
+
+    Args:
+        source: What to open.
+        settings: Time limits.
+        clock: Seconds that never jump, the clock of the run.
+        stop: When it is set, no more frames come.
+        allow: Is asked about each URL before it is visited; raises if it may not be.
+
+    Raises:
+        SourceLost: It cannot be opened, or is no video.
+        OSError, FFmpegError, http.client.HTTPException: As the system says.
+    """
+
+    def __init__(
+        self,
+        source: LiveSource,
+        settings: LiveConfig,
+        clock: Callable[[], float],
+        stop: threading.Event,
+        allow: Callable[[str], None] | None = None,
+    ) -> None:
+        self._source, self._settings, self._clock, self._stop = source, settings, clock, stop
+        self._body: Body | None = None
+        self._container: InputContainer | None = None
+        try:
+            self._container = self._open(allow)
+            self._stream = _video_of(self._container, source.name)
+        except BaseException:
+            self.close()
+            raise
+        self.header = Header.read(self._container, self._stream)
+        timed = self.header.timestamps == "container" and self._container.format.name not in _UNTIMED_FORMATS
+        self._timed = timed or source.is_paced
+
+    @property
+    def ends(self) -> bool:
+        """Whether it has an end of its own, so that coming there is no loss."""
+        return self._source.is_paced or self._source.address == STANDARD_INPUT or self.header.duration_s is not None
+
+    @property
+    def codec(self) -> str:
+        """The video codec's name."""
+        return self._stream.codec.canonical_name
+
+    def frames(self) -> Iterator[tuple[av.VideoFrame, Fraction | None, float]]:
+        """Each frame as stored, its timestamp in seconds (None where it has none), and when it arrived.
+
+        Raises:
+            SourceLost: No frame came for `read_timeout_s`, or none could be decoded.
+            OSError, FFmpegError, http.client.HTTPException: As the system says.
+        """
+        seen_at, undecodable, seen = self._clock(), 0, False
+        for packet in self._packets():
+            arrived_s = self._clock()
+            try:
+                pictures = packet.decode() if packet.stream.index == self._stream.index else []
+                undecodable = 0 if pictures else undecodable
+            except FFmpegError:
+                pictures, undecodable = [], undecodable + 1
+            for picture in pictures:
+                if isinstance(picture, av.VideoFrame):
+                    yield picture, self._stamp(picture), arrived_s
+            if self._stop.is_set():
+                return
+            if seen and undecodable > _MOST_UNDECODABLE:  # before the first, it may just have begun between key frames
+                raise SourceLost(f"{undecodable} packets in a row cannot be decoded")
+            if pictures:
+                seen_at, seen = self._clock(), True
+            if self._clock() - seen_at > self._settings.read_timeout_s:
+                raise SourceLost(f"no picture for {self._settings.read_timeout_s:g} s")
+
+    def abort(self) -> None:
+        """Have a read that waits end where that can be done; from any thread."""
+        if (body := self._body) is not None:
+            body.abort()
+
+    def close(self) -> None:
+        """Release the decoder and the connection."""
+        if self._container is not None:
+            self._container.close()
+        if self._body is not None:
+            self._body.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, allow: Callable[[str], None] | None) -> InputContainer:
+        address, settings = self._source.address, self._settings
+        if self._source.is_paced:
+            return open_container(Path(address))
+        if (device := device_of(address)) is not None:
+            return self._av_open(device, format="v4l2")
+        if address == STANDARD_INPUT:
+            self._body = InputBody(sys.stdin.fileno())
+            return self._av_open(self._body)
+        if scheme_of(address) not in {"http", "https"}:
+            if allow is not None:
+                allow(address)
+            return self._av_open(address, {"rtsp_transport": "tcp"})
+        body = HttpBody(
+            address, open_timeout_s=settings.open_timeout_s, read_timeout_s=settings.read_timeout_s, allow=allow
+        )
+        self._body = body
+        if body.is_playlist():
+            self._body = None
+            body.close()
+            return self._av_open(address)
+        return self._av_open(body, format="mpjpeg" if body.content_type == _MULTIPART else None)
+
+    def _av_open(
+        self,
+        what: str | Body,
+        options: dict[str, str] | None = None,
+        *,
+        format: str | None = None,
+    ) -> InputContainer:
+        limits = {"analyzeduration": "1000000"}
+        if isinstance(what, str) and scheme_of(what) in NETWORK_SCHEMES:
+            limits["protocol_whitelist"] = _PROTOCOLS
+        return av.open(
+            what,
+            "r",
+            format=format,
+            metadata_errors="replace",
+            container_options={**limits, **(options or {})},
+            timeout=(self._settings.open_timeout_s, self._settings.read_timeout_s),
+        )
+
+    def _packets(self) -> Iterator[Packet[Any]]:
+        """All packets: among the video's alone it could not be seen that only sound comes."""
+        if self._container is None:
+            raise RuntimeError("unreachable: an open connection has a container")
+        with closing(_demux(self._container)) as packets:
+            yield from self._paced(packets) if self._source.is_paced else packets
+
+    def _paced(self, packets: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:
+        """Each packet of a file when a camera would have sent it."""
+        begun: float | None = None
+        for packet in packets:
+            if packet.stream.index == self._stream.index and packet.dts is not None:
+                due_s, now = float(packet.dts * packet.time_base), self._clock()
+                begun = now - due_s if begun is None else begun
+                wait_s = begun + due_s - now
+                if wait_s > _LONGEST_PAUSE_S or wait_s < -_LONGEST_PAUSE_S:
+                    begun = now - due_s
+                elif wait_s > 0 and self._stop.wait(wait_s):
+                    return
+            yield packet
+
+    def _stamp(self, picture: av.VideoFrame) -> Fraction | None:
+        if not self._timed or picture.pts is None:
+            return None
+        return picture.pts * (picture.time_base or self.header.time_base)
+
+
+def _demux(container: InputContainer) -> Generator[Packet[Any], None, None]:
+    yield from container.demux()
+
+
+def _video_of(container: InputContainer, name: str) -> VideoStream:
+    best = container.streams.best("video")
+    if not isinstance(best, VideoStream) or best.codec_context is None:
+        raise SourceLost(f"{name}: no video stream")
+    best.thread_type, best.thread_count = "SLICE", 1
+    return best
