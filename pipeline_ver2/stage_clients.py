@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline_ver2 import wire
 from pipeline_ver2.config import PipelineConfig, Stage1Config, Stage2Config
+from pipeline_ver2.deadline import Deadline
 from pipeline_ver2.detector_metadata import input_of, labels_of, parameters_of
 from pipeline_ver2.errors import BadReply, EngineFailed, RequestError, StageError, StageTimeout, StageUnreachable
 from pipeline_ver2.findings import ClipFindings, read_findings
@@ -128,15 +129,18 @@ class Stage1Client(StageClient):
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False
 
-    async def detect(self, clips: Sequence[NDArray[np.uint8]], *, key: str) -> BatchFindings:
+    async def detect(
+        self, clips: Sequence[NDArray[np.uint8]], *, key: str, deadline: Deadline | None = None
+    ) -> BatchFindings:
         """Find the persons and actions at the last frame of each clip.
 
         Args:
             clips: Each `(T, H, W, 3)` uint8 RGB at the model's size.
             key: Idempotency key of the batch.
+            deadline: Until when the findings are of use; None if there is no hurry.
 
         Raises:
-            StageUnreachable, QueueFull: The stage stayed away for `retry_for_s`.
+            StageUnreachable, QueueFull: The stage stayed away for `retry_for_s`, or up to the deadline.
             StageError: The batch was sent twice and lost twice, or refused.
         """
         body, head_length = await asyncio.to_thread(self._pack, clips)
@@ -149,8 +153,8 @@ class Stage1Client(StageClient):
         lost: StageError | None = None
         for _ in range(MAX_SENDS):
             try:
-                async with self._sending(after_loss=isinstance(lost, EngineFailed)):
-                    reply = await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
+                async with self._sending(after_loss=isinstance(lost, EngineFailed), deadline=deadline):
+                    reply = await self._post(path, body, headers, deadline)
                 return BatchFindings(read_findings(reply.headers, reply.body, len(clips)), reply.times)
             except (EngineFailed, StageTimeout, BadReply) as error:
                 lost = error
@@ -188,12 +192,14 @@ class Stage2Client(StageClient):
         entry = next((entry for entry in entries if entry.get("id") == self._wanted), entries[0])
         return AnswererInfo(str(entry.get("id")), str(entry.get("engine", "unknown")), entry.get("note"))
 
-    async def evaluate(self, question: Question, *, model: str, key: str) -> tuple[Asked, StageTimes | None]:
+    async def evaluate(
+        self, question: Question, *, model: str, key: str, deadline: Deadline | None = None
+    ) -> tuple[Asked, StageTimes | None]:
         """Ask about one slot; times are those of the last reply, None if there was none.
 
         Raises:
-            StageUnreachable, QueueFull: The stage stayed away for `retry_for_s`.
-            DeadlineShed: The scheduler refused the slot.
+            StageUnreachable, QueueFull: The stage stayed away for `retry_for_s`, or up to the deadline.
+            DeadlineShed: The scheduler refused the slot, or its deadline was over before it was sent.
             RequestError: The stage refused the request.
         """
         times: StageTimes | None = None
@@ -203,8 +209,10 @@ class Stage2Client(StageClient):
             nonlocal times, lost
             encoded = await asyncio.to_thread(lambda: json.dumps(body).encode())
             try:
-                async with self._sending(after_loss=lost):
-                    reply = await self.post_json("/v1/chat/completions", encoded, key=f"{key}/{variant}")
+                async with self._sending(after_loss=lost, deadline=deadline):
+                    reply = await self.post_json(
+                        "/v1/chat/completions", encoded, key=f"{key}/{variant}", deadline=deadline
+                    )
             except EngineFailed:
                 lost = True
                 raise

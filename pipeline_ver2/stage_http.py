@@ -20,6 +20,7 @@ import aiohttp
 import stamina
 
 from pipeline_ver2 import wire
+from pipeline_ver2.deadline import Deadline, headers_of
 from pipeline_ver2.errors import (
     BadReply,
     EngineFailed,
@@ -115,15 +116,21 @@ class StageClient:
         if self._session is not None:
             await self._session.close()
 
-    async def post_json(self, path: str, body: bytes, *, key: str) -> Reply:
-        """POST a JSON body, waiting while the stage is away.
+    async def post_json(self, path: str, body: bytes, *, key: str, deadline: Deadline | None = None) -> Reply:
+        """POST a JSON body, waiting while the stage is away, but not beyond a deadline.
 
         Raises:
             StageError: What became of it; see the module's words on waiting and sends.
             RequestError: The stage refused the request.
         """
         headers = {**wire.job_headers(key), "Content-Type": "application/json"}
-        return await self._waiting(lambda: self._request("POST", path, body=body, headers=headers))
+        return await self._post(path, body, headers, deadline)
+
+    async def _post(self, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline | None) -> Reply:
+        async def send() -> Reply:
+            return await self._request("POST", path, body=body, headers={**headers, **headers_of(deadline)})
+
+        return await self._waiting(send, deadline=deadline)
 
     async def _request(
         self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -162,15 +169,19 @@ class StageClient:
         return bytes(content)
 
     async def _waiting(
-        self, request: Callable[[], Awaitable[T]], wait_of: Callable[[Exception], bool | float] | None = None
+        self,
+        request: Callable[[], Awaitable[T]],
+        wait_of: Callable[[Exception], bool | float] | None = None,
+        deadline: Deadline | None = None,
     ) -> T:
-        """Repeat a request that only had to wait, at most `retry_for_s` long."""
-        if self._retry_for_s == 0:
+        """Repeat a request that only had to wait, at most `retry_for_s` long, and not beyond a deadline."""
+        retry_for_s = self._retry_for_s if deadline is None else min(self._retry_for_s, deadline.left_s)
+        if retry_for_s <= 0:
             return await request()
         attempts = stamina.retry_context(
             on=wait_of or _wait_of,
             attempts=None,
-            timeout=self._retry_for_s,
+            timeout=retry_for_s,
             wait_initial=_FIRST_WAIT_S,
             wait_max=_LONGEST_WAIT_S,
             wait_jitter=_FIRST_WAIT_S,
@@ -188,7 +199,7 @@ class StageClient:
             await self._request("GET", self._describe_path)
 
     @asynccontextmanager
-    async def _sending(self, *, after_loss: bool) -> AsyncIterator[None]:
+    async def _sending(self, *, after_loss: bool, deadline: Deadline | None = None) -> AsyncIterator[None]:
         """Around a send. One that follows a lost one waits until the stage answers again, and goes alone.
 
         A process that is dying still accepts connections, so sending again at once can lose the request twice. And
@@ -199,7 +210,7 @@ class StageClient:
             return
         async with self._resending:
             try:
-                await self._waiting(self._ask_ready, lambda error: isinstance(error, StageError))
+                await self._waiting(self._ask_ready, lambda error: isinstance(error, StageError), deadline)
             except (EngineFailed, StageTimeout, BadReply) as error:
                 raise StageUnreachable(f"{self._name} does not come back: {error}") from error
             yield
