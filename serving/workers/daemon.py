@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -153,16 +154,23 @@ async def cancel_when_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: The client is gone; its work has been cancelled and has ended.
     """
-    task, watcher = asyncio.create_task(work), asyncio.create_task(_until_gone(request))
+    while_there = asyncio.timeout(None)
+
+    def gone(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the work has ended by now
+            while_there.reschedule(0)
+
+    watcher = asyncio.create_task(_until_gone(request))
+    watcher.add_done_callback(gone)
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        async with while_there:
+            return await work
+    except TimeoutError as error:
+        if while_there.expired():
+            raise ClientDisconnect from error
+        raise
     finally:
-        task.cancel()
         watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
 class IdempotencyCache(Generic[T]):

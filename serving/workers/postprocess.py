@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,7 @@ class ClipOutput:
 
 def failed(problem: str, *, labels: int, nonfinite: int = 0) -> ClipOutput:
     """The output of a clip that could not be used, for a detector of so many labels."""
-    nothing = ClipFindings(np.zeros((0, BOX_SIDES), np.float32), np.zeros((0, labels), np.float32))
-    return ClipOutput(nothing, nonfinite, problem)
+    return ClipOutput(_no_findings(labels), nonfinite, problem)
 
 
 def postprocess(
@@ -50,30 +49,64 @@ def postprocess(
         threshold: A box stays if its best score is at least this.
         nms_iou: Of two boxes that overlap by more than this, whatever their labels, the lower one goes.
     """
-    return [_one_clip(np.asarray(item, np.float32), image_size, threshold, nms_iou) for item in output]
+    outputs = np.asarray(output, np.float32)
+    if np.isfinite(outputs).all():
+        return _all_finite(outputs, image_size, threshold, nms_iou)
+    return [_finite_part(item, image_size, threshold, nms_iou) for item in outputs]
 
 
-def _one_clip(item: NDArray[np.float32], image_size: tuple[int, int], threshold: float, nms_iou: float) -> ClipOutput:
-    labels = len(item) - BOX_SIDES
+def _finite_part(
+    item: NDArray[np.float32], image_size: tuple[int, int], threshold: float, nms_iou: float
+) -> ClipOutput:
+    """One clip without its candidates that hold a NaN or infinity."""
     finite = np.isfinite(item).all(axis=0)
     nonfinite = int(item.shape[1] - finite.sum())
     if nonfinite and not finite.any():
-        return failed("the model's output holds no finite number", labels=labels, nonfinite=nonfinite)
-    if nonfinite:
-        item = item[:, finite]
-    scores = item[BOX_SIDES:]
-    if scores.size and (scores.min() < -_SCORE_SLACK or scores.max() > 1 + _SCORE_SLACK):
-        said = f"the model's scores reach from {scores.min():.3g} to {scores.max():.3g} instead of 0 to 1"
-        return failed(said, labels=labels, nonfinite=nonfinite)
-    best = scores.max(axis=0, initial=0).clip(max=1)
-    candidates = np.flatnonzero(best >= threshold)
-    boxes = _corners(item[:BOX_SIDES, candidates].T, image_size)
+        said = "the model's output holds no finite number"
+        return failed(said, labels=len(item) - BOX_SIDES, nonfinite=nonfinite)
+    (output,) = _all_finite(item[None, :, finite], image_size, threshold, nms_iou)
+    return replace(output, nonfinite=nonfinite)
+
+
+def _all_finite(
+    outputs: NDArray[np.float32], image_size: tuple[int, int], threshold: float, nms_iou: float
+) -> list[ClipOutput]:
+    """What all clips share is worked out for all at once; most have few candidates or none."""
+    scores = outputs[:, BOX_SIDES:]
+    best = scores.max(axis=1, initial=0)
+    strange = (scores.min(axis=(1, 2), initial=0) < -_SCORE_SLACK) | (best.max(axis=1, initial=0) > 1 + _SCORE_SLACK)
+    np.minimum(best, 1, out=best)
+    over = best >= threshold
+    nothing = _no_findings(scores.shape[1])
+    found: list[ClipOutput] = []
+    for number, hit in enumerate(over.any(axis=1)):
+        if strange[number]:
+            low, high = scores[number].min(), scores[number].max()
+            said = f"the model's scores reach from {low:.3g} to {high:.3g} instead of 0 to 1"
+            found.append(failed(said, labels=scores.shape[1]))
+        elif hit:
+            chosen = np.flatnonzero(over[number])
+            found.append(_one_clip(outputs[number][:, chosen], best[number, chosen], image_size, nms_iou))
+        else:
+            found.append(ClipOutput(nothing))
+    return found
+
+
+def _one_clip(
+    candidates: NDArray[np.float32], best: NDArray[np.float32], image_size: tuple[int, int], nms_iou: float
+) -> ClipOutput:
+    """The boxes among the candidates `(4 + C, K)` over the threshold, and the best score of each `(K,)`."""
+    boxes = _corners(candidates[:BOX_SIDES].T, image_size)
     usable = np.flatnonzero((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
-    order = usable[np.argsort(-best[candidates[usable]], kind="stable")]
+    order = usable[np.argsort(-best[usable], kind="stable")]
     looked_at = order[:MAX_CANDIDATES]
     kept = looked_at[_suppress(boxes[looked_at], nms_iou)]
-    found = ClipFindings(boxes[kept], scores[:, candidates[kept]].T.clip(0, 1))
-    return ClipOutput(found, nonfinite, cut=len(order) - len(looked_at))
+    found = ClipFindings(boxes[kept], candidates[BOX_SIDES:, kept].T.clip(0, 1))
+    return ClipOutput(found, cut=len(order) - len(looked_at))
+
+
+def _no_findings(labels: int) -> ClipFindings:
+    return ClipFindings(np.zeros((0, BOX_SIDES), np.float32), np.zeros((0, labels), np.float32))
 
 
 def _corners(centred: NDArray[np.float32], image_size: tuple[int, int]) -> NDArray[np.float32]:

@@ -18,6 +18,7 @@ from serving.workers.daemon import IdempotencyCache
 T = TypeVar("T")
 
 _BLOCK_BYTES = 65_536
+_HEAD_START_S = 0.005  # for the detector's thread, which would have to share the interpreter's lock with this one's
 _WORD = np.dtype("<u4")
 _FACTORS = np.frombuffer(secrets.token_bytes(_BLOCK_BYTES // _WORD.itemsize * 8), np.uint64)
 
@@ -48,7 +49,7 @@ class Replays(Generic[T]):
         return await self._answered.run(None if key is None else await self._identity(key, body), work)
 
     async def _identity(self, key: str, body: bytes | memoryview) -> Hashable:
-        fingerprint = asyncio.create_task(asyncio.to_thread(fingerprint_of, body))
+        fingerprint = asyncio.create_task(_fingerprint(body))
         first = self._first.get(key)
         if first is None:
             # A number, not the key alone: once it is forgotten here, another body must not get this one's answer.
@@ -58,6 +59,11 @@ class Replays(Generic[T]):
             return key, first.number
         mine = await fingerprint
         return (key, first.number) if mine == await asyncio.shield(first.fingerprint) else (key, mine)
+
+
+async def _fingerprint(body: bytes | memoryview) -> bytes:
+    await asyncio.sleep(_HEAD_START_S)
+    return await asyncio.to_thread(fingerprint_of, body)
 
 
 def fingerprint_of(body: bytes | memoryview) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 
 from pipeline_ver2.config import Config, Stage1Config
@@ -75,14 +76,22 @@ def build_app(config: Config) -> FastAPI:
         max_body_mb=config.stage1.max_body_mb,
         max_bodies=2 * (config.stage1.max_queue + 1),
     )
+    _add_inference(app, service)  # first, since routes are tried in their order
     _add_metadata(app, service)
-    _add_inference(app, service)
     return app
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`zroact stage1` and `python -m serving.workers.stage1_server`."""
     return daemon_main("stage1", build_app, argv)
+
+
+class _BareRoute(APIRoute):
+    """A route whose function reads the request and makes the reply by itself, with nothing in between."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's seam for this."""
+        return self.endpoint
 
 
 def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
@@ -133,8 +142,10 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
 
 
 def _add_inference(app: FastAPI, service: Stage1Service) -> None:
-    @app.post(f"{_VERSION}/infer", include_in_schema=False)
-    @app.post(
+    bare = APIRouter(route_class=_BareRoute)
+
+    @bare.post(f"{_VERSION}/infer", include_in_schema=False)
+    @bare.post(
         f"{_MODEL}/infer",
         tags=["open inference protocol"],
         response_class=Response,
@@ -152,6 +163,8 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
         content, headers, media_type = await _write(asked, timed.value)
         headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)
         return Response(content, headers=headers, media_type=media_type)
+
+    app.include_router(bare)
 
     @app.post("/detect", tags=["people"], responses=_REFUSALS)
     async def detect(request: Request, asked: DetectRequest, response: Response) -> DetectReply:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pipeline_ver2.errors import EngineFailed, RequestError, StageUnreachable, Z
 from pipeline_ver2.wire import DetectClip, DetectReply, DetectRequest, DetectResult
 from serving.workers.daemon import RequestContext, give_up
 from serving.workers.postprocess import ClipOutput
-from serving.workers.stage1_engine import Engine, ModelInfo, findings
+from serving.workers.stage1_engine import Engine, ModelInfo, are_few, findings
 from serving.workers.stage1_frames import DecodeBudget, DecodedClip, decode_clip
 from serving.workers.stage1_model import load_detector
 from serving.workers.stage1_oip import InferRequest, check_count
@@ -152,8 +153,9 @@ class Stage1Service:
     ) -> Timed[list[ClipOutput]]:
         info = self.detector.info
         raw = await self.queue.detect(clips, deadline_at)
-        # Not in the detector's thread: that one has the next batch to run.
-        outputs = await asyncio.to_thread(findings, raw.value, info, threshold, nms_iou)
+        # Many boxes would hold up the event loop. The detector's thread has the next batch to run.
+        find = partial(findings, raw.value, info, threshold, nms_iou)
+        outputs = find() if are_few(raw.value, threshold) else await asyncio.to_thread(find)
         for output in outputs:
             self._clips.labels("ok" if output.problem is None else "failed").inc()
             self._nonfinite.inc(output.nonfinite)
