@@ -122,8 +122,10 @@ class Header:
         # Without timestamps the average is a guess of the demuxer; the other comes from the stream itself.
         rates = [stream.guessed_rate, stream.average_rate] if bare else [stream.average_rate, stream.guessed_rate]
         rate = next((rate for rate in rates if plausible_rate(rate)), None)
-        own = _own_duration_s(stream)
-        whole = plausible_duration(container.duration / av.time_base if container.duration else None)
+        # Matroska counts durations from the file's time 0, which may be long before the first frame.
+        late_s = float((stream.start_time or 0) * (stream.time_base or 0)) if "matroska" in container.format.name else 0
+        own = _own_duration_s(stream, late_s)
+        whole = plausible_duration(container.duration / av.time_base - late_s if container.duration else None)
         if own is None and len(container.streams) == 1:
             own = whole
         duration = own or whole
@@ -154,15 +156,18 @@ def plausible_count(frames: int, duration_s: float | None) -> int | None:
     return frames if 0 < frames <= most else None
 
 
-def _own_duration_s(stream: VideoStream) -> float | None:
-    """Duration of the video stream itself: from its header, or Matroska's DURATION tag ("00:00:02.966000000")."""
+def _own_duration_s(stream: VideoStream, late_s: float) -> float | None:
+    """Duration of the video stream itself: from its header, or Matroska's DURATION tag ("00:00:02.966000000").
+
+    The tag is the time at which the stream ends; `late_s` is when it begins.
+    """
     if stream.duration and stream.time_base:
         return plausible_duration(float(stream.duration * stream.time_base))
     tag = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
     if tag is None:
         return None
     hours, minutes, seconds = (float(part) for part in tag.groups())
-    return plausible_duration(hours * 3600 + minutes * 60 + seconds)
+    return plausible_duration(hours * 3600 + minutes * 60 + seconds - late_s)
 
 
 def open_video(path: Path) -> tuple[InputContainer, VideoStream]:

@@ -34,9 +34,9 @@ def samples_of(path: Path) -> tuple[NDArray[np.float32], int]:
         stream = container.streams.audio[0]
         frames = list(container.decode(stream))
         rate = stream.rate
-    sound = np.zeros(round((frames[-1].time + 1) * rate), np.float32)
+    sound = np.zeros(round((frames[-1].time or 0) * rate) + rate, np.float32)
     for frame in frames:
-        begins = round(frame.time * rate)
+        begins = round((frame.time or 0) * rate)
         skipped = max(-begins, 0)
         part = frame.to_ndarray()[0, skipped : frame.samples]
         sound[begins + skipped : begins + skipped + len(part)] = part

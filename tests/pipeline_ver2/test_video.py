@@ -81,9 +81,11 @@ def test_avi_frames_come_in_order_with_growing_times() -> None:
 )
 def test_time_0_is_the_first_frame(name: str, arguments: tuple[str, ...]) -> None:
     """A start time of the container does not move the video's own time."""
-    numbers, times, _, _ = read(ffmpeg(name, *(argument.format(base()) for argument in arguments)))
+    numbers, times, info, report = read(ffmpeg(name, *(argument.format(base()) for argument in arguments)))
     assert numbers == list(range(60))
     assert times == pytest.approx([number / 30 for number in range(60)], abs=0.001)
+    assert info.duration_s == pytest.approx(2, abs=0.05)
+    assert report.warnings == []
 
 
 @pytest.mark.fault("V6")
