@@ -16,6 +16,8 @@ from pipeline_ver2.tracker import ReadySlot
 class Job:
     """One run. `job_id` marks its requests, so that a stage can join or replay one that is sent again.
 
+    `stream` is what its events call the source; without one it is the name of the file.
+
     `trace` is the run's span; each of its requests is a child of it.
     """
 
@@ -23,6 +25,7 @@ class Job:
     out: Path
     resume: bool = False
     keep_failed: bool = False
+    stream: str | None = None
     job_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     trace: TraceContext = field(default_factory=TraceContext.new)
 

@@ -32,6 +32,7 @@ from pipeline_ver2.errors import (
     StageUnreachable,
     ZroactError,
 )
+from pipeline_ver2.events import EndReason
 from pipeline_ver2.findings import ClipFindings
 from pipeline_ver2.job import Job, Observer, Silent
 from pipeline_ver2.main import TimingRecorder
@@ -48,6 +49,7 @@ from pipeline_ver2.results import (
     sha256_of,
     write_results,
 )
+from pipeline_ver2.run_events import RunEvents
 from pipeline_ver2.stage_clients import (
     AnswererInfo,
     DetectorInfo,
@@ -59,6 +61,8 @@ from pipeline_ver2.trace_context import TraceContext
 from pipeline_ver2.tracker import ReadySlot, SlotTracker
 
 log = logging.getLogger(__name__)
+
+_WHY_EVENTS_END: dict[RunState | None, EndReason] = {"cancelled": "cancelled", "failed": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ async def run_pipeline(
             Decoder(job.source, config, stages.detector.image_size, recorder, decode_executor)
         )
         earlier = journal.start(await _header(job, config, stages))
-        run = _Run(job, config, recorder, journal, earlier, stages, decoder, observer or Silent())
+        told = RunEvents(config, job.out, job.stream or job.source.stem, observer or Silent())
+        events = await stack.enter_async_context(told)
+        run = _Run(job, config, recorder, journal, earlier, stages, decoder, events)
         return await run.conduct()
 
 
@@ -153,7 +159,7 @@ class _Run:
     records: Records
     stages: _Stages
     decoder: Decoder
-    observer: Observer
+    observer: RunEvents
 
     def __post_init__(self) -> None:
         settings = self.config.pipeline
@@ -169,15 +175,15 @@ class _Run:
         try:
             await self._flow()
         except asyncio.CancelledError:
-            self._finish("cancelled", None)
+            await self._finish("cancelled", None)
             raise
         except BaseExceptionGroup as group:
             fatal = _first_of_ours(group)
             if fatal is None:
                 raise
-            self._finish("failed", str(fatal))
+            await self._finish("failed", str(fatal))
             raise fatal from group
-        return self._finish(None, None)
+        return await self._finish(None, None)
 
     async def _flow(self) -> None:
         window = self.config.pipeline.stage2_window
@@ -311,7 +317,15 @@ class _Run:
             self.observer.answered(slot, record)
         self.observer.settled(record)
 
-    def _finish(self, state: RunState | None, error: str | None) -> Results:
+    async def _finish(self, state: RunState | None, error: str | None) -> Results:
+        wall_s = self.recorder.now()  # telling others of the last events is no work of the run
+        try:
+            await self.observer.close(_WHY_EVENTS_END.get(state, "end_of_source"))
+        finally:
+            results = self._write_results(state, error, wall_s)
+        return results
+
+    def _write_results(self, state: RunState | None, error: str | None, wall_s: float) -> Results:
         results = report.build_results(
             source=self.job.source,
             video=self.decoder.info,
@@ -320,9 +334,11 @@ class _Run:
             records=self.records,
             batches=self.batches,
             spans=self.recorder.spans,
-            wall_s=self.recorder.now(),
+            wall_s=wall_s,
             untimed=self.recorder.dropped,
             ended=(state, error),
+            events=self.observer.begun,
+            unsent=self.observer.warnings,
         )
         write_results(self.job.out, results)
         log.info("Total wall-clock time: %.2f s (%s)", results.timing.wall_s, results.state)

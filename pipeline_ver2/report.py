@@ -40,6 +40,8 @@ def build_results(
     wall_s: float,
     untimed: int = 0,
     ended: tuple[RunState | None, str | None] = (None, None),
+    events: int = 0,
+    unsent: Sequence[str] = (),
 ) -> Results:
     """Put the results together.
 
@@ -54,6 +56,8 @@ def build_results(
         wall_s: Time since the call.
         untimed: Spans that the recorder had no room for.
         ended: State and error of a run that did not reach its end; (None, None) lets the records decide.
+        events: How many events there were.
+        unsent: What was not told of them.
     """
     keyframes = tuple(record for _, record in sorted(records.keyframes.items()))
     slots = tuple(record for _, record in sorted(records.slots.items()))
@@ -73,9 +77,9 @@ def build_results(
         models=models,
         keyframes=keyframes,
         slots=slots,
-        counts=_counts(extraction, keyframes, slots, batches),
+        counts=_counts(extraction, keyframes, slots, batches, events),
         timing=_timing(spans, wall_s),
-        warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings, *_untimed(untimed)),
+        warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings, *_untimed(untimed), *unsent),
     )
 
 
@@ -140,6 +144,7 @@ def summary_table(results: Results) -> Table:
     table.add_row("frames", f"{counts.frames_decoded} decoded, {counts.frames_grid} on the grid")
     table.add_row("keyframes", f"{counts.keyframes} in {counts.batches} Stage 1 batches")
     table.add_row("slots", f"{counts.slots}: {slots}")
+    table.add_row("events", str(counts.events))
     table.add_row("wall time", f"{timing.wall_s:.2f} s")
     table.add_row("first answer", _seconds(timing.first_answer_s))
     table.add_row(
@@ -169,7 +174,11 @@ def _state(slots: Sequence[SlotRecord], extraction: ExtractionReport) -> RunStat
 
 
 def _counts(
-    extraction: ExtractionReport, keyframes: Sequence[KeyframeRecord], slots: Sequence[SlotRecord], batches: int
+    extraction: ExtractionReport,
+    keyframes: Sequence[KeyframeRecord],
+    slots: Sequence[SlotRecord],
+    batches: int,
+    events: int,
 ) -> Counts:
     states = Counter(slot.state for slot in slots)
     return Counts(
@@ -183,6 +192,7 @@ def _counts(
         skipped=states["skipped"],
         shed=states["shed"],
         dropped=states["dropped"],
+        events=events,
     )
 
 

@@ -118,6 +118,7 @@ class Counts(_Record):
     skipped: int
     shed: int
     dropped: int
+    events: int = 0
     gaps: int = 0
     lost: dict[str, dict[str, int]] = Field(default_factory=dict)
 

@@ -78,7 +78,7 @@ async def run_job(
 async def _work(job: JobFile, folder: JobFolder, config: Config, counter: ProgressCounter) -> Outcome:
     recorder = TimingRecorder()
     # A slot that failed has failed: a job is not a second try, but the rest of the first.
-    run = Job(job.source, folder.path, resume=True, keep_failed=True, job_id=job.id)
+    run = Job(job.source, folder.path, resume=True, keep_failed=True, stream=job.id, job_id=job.id)
     results = await run_pipeline(run, config, counter, recorder=recorder)
     stop = threading.Event()
     try:
