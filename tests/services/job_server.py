@@ -51,11 +51,11 @@ class Server:
         (folder / "config.json").write_text(json.dumps(content))
 
     @contextmanager
-    def run(self, command: str = "up") -> Iterator[subprocess.Popen[str]]:
+    def run(self, command: str = "up", *options: str) -> Iterator[subprocess.Popen[str]]:
         """`zroact up`, or another command; given when it is ready."""
         with (self.folder / f"{command}.log").open("a") as log:
             process = subprocess.Popen(
-                [ZROACT, command], cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True
+                [ZROACT, command, *options], cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True
             )
         try:
             assert process.stdout is not None

@@ -20,11 +20,13 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from pipeline_ver2.errors import DatabaseAway
 from pipeline_ver2.results import JOURNAL_NAME, KeyframeRecord, SlotRecord, read_results
 from serving.jobs import DataDir
 from serving.store import JobStore
 from tests.openai_upstream import Upstream
 from tests.services.job_server import PATIENCE_S, Server, process_of
+from tests.services.postgres import Postgres
 from tests.serving.conftest import enter
 
 ACTIONS = ("stand", "walk", "run", "jump", "wave", "fall")
@@ -61,10 +63,10 @@ class Started:
         self._stack = ExitStack()
         self.process: subprocess.Popen[str] | None = None
 
-    async def start(self) -> None:
+    async def start(self, *options: str) -> None:
         """Start it, again if it has been killed; the loop goes on meanwhile, since the engine lives in it."""
         await self.stop()
-        self.process = await asyncio.to_thread(self._stack.enter_context, self._server.run(self._command))
+        self.process = await asyncio.to_thread(self._stack.enter_context, self._server.run(self._command, *options))
 
     async def stop(self) -> None:
         """Stop it if it runs."""
@@ -111,6 +113,7 @@ class Site:
     engine: CountedEngine
     processes: list[Started]
     ports: Mapping[str, int]
+    postgres: Postgres | None = None
     hits: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -133,42 +136,57 @@ class Site:
         for each in self.processes:
             await each.stop()
 
-    async def submit(self, clip: Path) -> str:
-        """Queue a job; the id. Without an API, whoever runs jobs finds it when it starts."""
+    async def submit(self, *clips: Path) -> list[str]:
+        """Queue jobs; their ids. Without an API, whoever runs jobs finds them when it starts."""
         if self.stages_are_its_own:
-            return await self.server.post(clip)
-        job_id = f"job-{sum(self.store.counts().values())}"
-        enter(self.data, self.store, job_id, clip, annotate=False)
+            return [await self.server.post(clip) for clip in clips]
+        before = len(list(self.data.jobs.iterdir()))
+        ids = [f"job-{before + number}" for number in range(len(clips))]
+        for job_id, clip in zip(ids, clips, strict=True):
+            enter(self.data, self.store, job_id, clip, annotate=False)
         await self.start()
-        return job_id
+        return ids
 
     async def ended(self, job_id: str) -> str:
         """The state in which a job ends."""
         async with asyncio.timeout(PATIENCE_S):
-            while not (record := await asyncio.to_thread(self.store.get, job_id)).has_ended:  # noqa: ASYNC110
+            while not await asyncio.to_thread(self._has_ended, job_id):  # noqa: ASYNC110 - as everywhere here
                 await asyncio.sleep(0.05)
+        record = self.store.get(job_id)
         return f"{record.state} {record.error or ''}".strip()
 
-    async def undisturbed(self, job_id: str) -> Expected:
-        """What a job finds when nothing is killed: every slot is sent once."""
-        assert await self.ended(job_id) == "succeeded"
-        keys = {int(key.split(":")[0]): key for key in self.engine.sends}
-        results = read_results(self.data.folder(job_id).path)
-        assert sorted(keys) == [slot.index for slot in results.slots]
-        assert set(self.engine.sends.values()) == {1}, self.engine.sends
-        self.engine.sends.clear()
-        return Expected(_keyframes(results.keyframes), _slots(results.slots), keys)
+    async def undisturbed(self, jobs: Sequence[str]) -> list[Expected]:
+        """What jobs find when nothing is killed: every slot is sent once."""
+        found: list[Expected] = []
+        for job_id in jobs:
+            assert await self.ended(job_id) == "succeeded"
+            results = read_results(self.data.folder(job_id).path)
+            keys = {slot.index: f"{slot.index}:{(slot.answer or {})['description']}" for slot in results.slots}
+            found.append(Expected(_keyframes(results.keyframes), _slots(results.slots), keys))
+        assert self.engine.sends == Counter(key for each in found for key in each.keys.values())
+        self.forget()
+        return found
 
     async def disturb(self, jobs: Mapping[str, Expected], plan: Sequence[Kill]) -> None:
         """Kill as planned while jobs run; moments are those of the first job."""
         first = next(iter(jobs))
         for kill in plan:
-            async with asyncio.timeout(PATIENCE_S):
-                # Other processes have no events to wait for.
-                while len(self._records(first)) < kill.records and not self.store.get(first).has_ended:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await self.until_records(first, kill.records)
             await asyncio.sleep(kill.delay_s)
-            await self.kill(kill.victim, jobs)
+            if kill.victim == "postgres":
+                await self._kill_database(kill.delay_s)
+            else:
+                await self.kill(kill.victim, jobs)
+
+    async def until_records(self, job_id: str, count: int) -> None:
+        """Wait for so many records in the journal of a job, or its end."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self._records(job_id)) < count and not self._has_ended(job_id):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    def recorded_slots(self, job_id: str) -> set[int]:
+        """The slots that have a whole record."""
+        return {record.index for record in self._records(job_id) if isinstance(record, SlotRecord)}
 
     async def kill(self, victim: str, jobs: Mapping[str, Expected]) -> None:
         """kill -9 of a daemon, `stage1` or `stage2`, else of the process that runs the first job, which starts again.
@@ -176,7 +194,7 @@ class Site:
         What was sent and has no record by then was hit.
         """
         if victim in {"stage1", "stage2"}:
-            recorded = {job_id: self._recorded_slots(job_id) for job_id in jobs}
+            recorded = {job_id: self.recorded_slots(job_id) for job_id in jobs}
             with suppress(LookupError):  # it is dead already: the process that runs it was killed just before
                 os.kill(process_of(victim, self.ports[victim]), signal.SIGKILL)
             await asyncio.sleep(SETTLE_S)
@@ -188,7 +206,7 @@ class Site:
             if self.stages_are_its_own:
                 await self._until_stages_are_gone()
             await asyncio.sleep(SETTLE_S)
-            recorded = {job_id: self._recorded_slots(job_id) for job_id in jobs}
+            recorded = {job_id: self.recorded_slots(job_id) for job_id in jobs}
         for job_id, expected in jobs.items():
             self.hits.update(
                 key for slot, key in expected.keys.items() if key in self.engine.sends and slot not in recorded[job_id]
@@ -209,6 +227,18 @@ class Site:
         """Begin to count anew."""
         self.engine.sends.clear()
         self.hits.clear()
+
+    async def _kill_database(self, away_s: float) -> None:
+        assert self.postgres is not None
+        self.postgres.kill()
+        await asyncio.sleep(10 * away_s)
+        await asyncio.to_thread(self.postgres.start)
+
+    def _has_ended(self, job_id: str) -> bool:
+        try:
+            return self.store.get(job_id).has_ended
+        except DatabaseAway:
+            return False
 
     def _runner(self, job_id: str) -> Started:
         """The process that has the lock of a job's folder open, else the first."""
@@ -235,9 +265,6 @@ class Site:
                     kind = SlotRecord if b'"type":"slot"' in line else KeyframeRecord
                     records.append(kind.model_validate_json(line))
         return records
-
-    def _recorded_slots(self, job_id: str) -> set[int]:
-        return {record.index for record in self._records(job_id) if isinstance(record, SlotRecord)}
 
 
 def engine_settings(upstream: Upstream) -> dict[str, Any]:

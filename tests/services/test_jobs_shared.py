@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,40 +16,18 @@ from pipeline_ver2.wire import IDEMPOTENCY_HEADER
 from serving.jobs import DataDir, JobOptions
 from serving.store import JobStore
 from tests.services.job_server import PATIENCE_S, Server
+from tests.services.postgres import postgres
 from tests.serving.conftest import enter
 from tests.stand_ins import stand_ins
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def owner() -> str | None:
-    """The user a database server can run as: it refuses root. None: there is nobody."""
-    if os.geteuid() != 0:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    return next((user.pw_name for user in pwd.getpwall() if user.pw_name == "postgres"), None)
-
-
 @pytest.fixture
 def database_url(free_port: int) -> Iterator[str]:
     """A fresh database of a PostgreSQL server that ends with the test."""
-    user, missing = owner(), [name for name in ("initdb", "postgres", "pg_ctl") if shutil.which(name) is None]
-    if user is None or missing:
-        pytest.skip("PostgreSQL is not installed here")
-    folder = Path(tempfile.mkdtemp(prefix="test-postgres-"))
-    shutil.chown(folder, user)
-
-    def run(*command: str) -> None:
-        subprocess.run(command, user=user, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
-
-    place = ["-D", str(folder / "data")]
-    run("initdb", *place, "-A", "trust", "-U", "zroact", "--no-sync")
-    options = f"-p {free_port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    run("pg_ctl", *place, "-o", options, "-w", "-l", str(folder / "log"), "start")
-    try:
-        yield f"postgresql://zroact@127.0.0.1:{free_port}/postgres"
-    finally:
-        run("pg_ctl", *place, "-m", "immediate", "-w", "stop")
-        shutil.rmtree(folder)
+    with postgres(free_port) as server:
+        yield server.url
 
 
 def test_the_table_on_postgresql(database_url: str) -> None:

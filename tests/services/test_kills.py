@@ -83,11 +83,11 @@ async def test_jobs_outlive_kills_at_random_moments(
 ) -> None:
     """The process that runs the job and each daemon, once in every job: same answers, no send without a reason."""
     async with site_of(tmp_path, three_free_ports) as site:
-        expected = await site.undisturbed(await site.submit(clip))
+        (expected,) = await site.undisturbed(await site.submit(clip))
         for seed in range(jobs):
             plan = plan_of(random.Random(seed), (process, "stage1", "stage2"), RECORDS)
             said = f"seed {seed}: {plan}"
-            job_id = await site.submit(clip)
+            (job_id,) = await site.submit(clip)
             await site.disturb({job_id: expected}, plan)
             assert await site.ended(job_id) == "succeeded", said
             site.check(job_id, expected, said)
@@ -101,8 +101,8 @@ async def test_a_kill_between_an_answer_and_its_record(
 ) -> None:
     """The process has the whole reply and is killed before it can do anything with it: that slot is sent once more."""
     async with stand_ins() as stages:
-        places = {name: {"url": getattr(stages, name).url} for name in ("stage1", "stage2")}
-        server = Server(tmp_path, three_free_ports, **places, pipeline={"stage2_window": 1})
+        first, second = {"url": stages.stage1.url}, {"url": stages.stage2.url}
+        server = Server(tmp_path, three_free_ports, stage1=first, stage2=second, pipeline={"stage2_window": 1})
         data = DataDir(tmp_path / "data")
         data.prepare()
         store = JobStore(data.database_url)
@@ -119,7 +119,7 @@ async def test_a_kill_between_an_answer_and_its_record(
             await reply.prepare(request)
             await reply.write_eof()
             assert request.transport is not None
-            assert request.transport.get_write_buffer_size() == 0  # type: ignore[attr-defined]
+            assert request.transport.get_write_buffer_size() == 0
             running.process.kill()
             killed.set()  # at once: this handler is cancelled when its client is gone
             return reply
