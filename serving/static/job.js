@@ -40,6 +40,8 @@ class JobView {
     this.video = h("section", { class: "video", hidden: true, "aria-labelledby": "video" });
     this.stages = h("section", { class: "card", hidden: true, "aria-labelledby": "stages" });
     this.downloads = h("section", { class: "card downloads", hidden: true, "aria-labelledby": "downloads" });
+    const left = h("div", { class: "left" }, this.video, this.stages);
+    this.columns = h("div", { class: "columns" }, left, this.answers.element, this.downloads);
     this.element = h(
       "article",
       { class: "job" },
@@ -49,7 +51,7 @@ class JobView {
       this.trouble,
       this.progress,
       this.warnings,
-      h("div", { class: "columns" }, h("div", { class: "left" }, this.video, this.stages, this.downloads), this.answers.element),
+      this.columns,
     );
   }
 
@@ -187,7 +189,7 @@ class JobView {
       const { available } = await get(`/jobs/${this.id}`);
       const has = (part) => available.includes(part);
       if (this.left) return;
-      this.showVideo(has("video"));
+      this.showVideo(has);
       this.showDownloads(has);
       if (has("results")) {
         const { video } = await get(`/jobs/${this.id}/results`);
@@ -200,9 +202,11 @@ class JobView {
     }
   }
 
-  showVideo(there) {
+  showVideo(has) {
+    const there = has("video");
     const wanted = this.job.options.annotate && ["succeeded", "partial"].includes(this.job.state);
     this.video.hidden = !there && !wanted;
+    this.columns.classList.toggle("two", !this.video.hidden || has("timeline"));
     if (!there) {
       this.video.replaceChildren(h("h2", { id: "video" }, "Video"), h("p", {}, "The annotated video could not be made."));
       return;
@@ -221,7 +225,7 @@ class JobView {
       if (each.start_s <= time && (!slot || each.start_s > slot.start_s)) slot = each;
     }
     if (!slot) return;
-    this.now.textContent = `${action(slot)} ${slot.answer?.description ?? ""}`;
+    this.now.replaceChildren(h("b", {}, action(slot)), ` ${slot.answer?.description ?? slot.reason ?? ""}`);
     this.mark(slot.index);
   }
 

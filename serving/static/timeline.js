@@ -19,6 +19,7 @@ export class Timeline {
     this.end = Math.max(CLOSEST_S, ...this.rows.map((row) => row.end));
     this.window = { from: 0, to: this.end };
     this.places = this.rows.find((row) => row.name === "stage2_run")?.spans ?? [];
+    this.places.forEach((span, place) => (span.place = place));
     this.focused = 0; // among places
     this.drawing = svg("svg", { class: "stages", role: "group", "aria-label": "Slots over time" });
     this.tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
@@ -92,19 +93,19 @@ export class Timeline {
     this.width = this.area.clientWidth;
     if (!this.width) return;
     const hadFocus = this.drawing.contains(document.activeElement);
-    const parts = [];
+    const [ground, bars] = [[], []];
     let y = 0;
     for (const row of this.rows) {
       row.y = y + TITLE;
-      parts.push(svg("text", { x: 0, y: y + TITLE - 5, class: "step" }, STEPS[row.name]));
-      parts.push(svg("rect", { x: 0, y: row.y, width: this.width, height: row.lanes.length * LANE, class: "ground" }));
-      parts.push(...this.bars(row));
-      y = row.y + row.lanes.length * LANE;
+      const height = row.lanes.length * LANE;
+      ground.push(svg("text", { x: 0, y: row.y - 5 }, STEPS[row.name]));
+      ground.push(svg("rect", { x: 0, y: row.y, width: this.width, height, class: "ground" }));
+      bars.push(...this.bars(row));
+      y = row.y + height;
     }
-    parts.push(this.axis(y));
     this.drawing.setAttribute("height", y + AXIS);
     this.drawing.setAttribute("width", this.width);
-    this.drawing.replaceChildren(...parts);
+    this.drawing.replaceChildren(...ground, this.axis(y), ...bars);
     if (hadFocus) this.drawing.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
   }
 
@@ -126,9 +127,9 @@ export class Timeline {
   }
 
   slotButtons(row, shown) {
-    if (!shown.includes(this.places[this.focused])) this.focused = Math.max(0, this.places.indexOf(shown[0]));
+    if (shown.length && !shown.includes(this.places[this.focused])) this.focused = shown[0].place;
     return shown.map((span) => {
-      const place = this.places.indexOf(span);
+      const { place } = span;
       const [left, right] = [Math.max(-2, this.x(span.from)), Math.min(this.width + 2, this.x(span.to))];
       return svg("rect", {
         x: left.toFixed(1),

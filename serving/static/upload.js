@@ -48,7 +48,7 @@ function optionFields() {
   const gate = h(
     "select",
     { id: "gate" },
-    h("option", { value: "" }, "As the server is set"),
+    h("option", { value: "" }, "As set on the server"),
     h("option", { value: "all" }, "About every moment"),
     h("option", { value: "detections" }, "Only where the detector sees somebody"),
   );

@@ -66,12 +66,14 @@ export function percent(part) {
   return `${Math.round(part * 100)} %`;
 }
 
-/** One colour of eight for an action, always the same. */
+const colours = new Map();
+
+/** One colour of eight for an action, the same for as long as the page is open. */
 export function colour(slot) {
   if (!slot || slot.state !== "ok") return "none";
-  let sum = 0;
-  for (const letter of action(slot)) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
-  return String(sum % 8);
+  const name = action(slot);
+  if (!colours.has(name)) colours.set(name, String(colours.size % 8));
+  return colours.get(name);
 }
 
 /** How far a job is, from its counters: a share of 1 (null if nobody knows yet), and in words. */
