@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from enum import Enum
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ class _End(Enum):
     END = 0
 
 
-async def batched(items: AsyncIterator[T], size: int, wait_s: float | None) -> AsyncIterator[list[T]]:
+async def batched(items: AsyncIterator[T], size: int, wait_s: float | None) -> AsyncGenerator[list[T], None]:
     """Put items together, `size` at a time; what is left at the end comes as a smaller batch.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from pipeline_ver2.live_address import LiveSource
 from pipeline_ver2.results import KeyframeRecord, SlotRecord
 from pipeline_ver2.trace_context import TraceContext
 from pipeline_ver2.tracker import ReadySlot
@@ -28,6 +29,18 @@ class Job:
     stream: str | None = None
     job_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     trace: TraceContext = field(default_factory=TraceContext.new)
+    live: LiveSource | None = None
+
+    @property
+    def name(self) -> str:
+        """What the source is called."""
+        return self.source.name if self.live is None else self.live.name
+
+    def key(self, part: str) -> str:
+        """The idempotency key of a request, and before the slash its client."""
+        if self.live is None or self.stream is None:
+            return f"{self.job_id}/{part}"
+        return f"{self.stream}/{self.job_id}-{part}"
 
 
 class Observer(Protocol):

@@ -96,6 +96,11 @@ class LiveDecoder:
         self._report.warnings = self._warnings()
         return self._report
 
+    @property
+    def gaps(self) -> int:
+        """How often the source was lost so far."""
+        return self._reader.report.gaps
+
     async def next_clip(self) -> KeyframeClip | GapRecord | None:
         """The next keyframe's clip, the begin or end of a time without pictures, or None at the end."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._next)

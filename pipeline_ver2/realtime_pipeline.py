@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 try:
@@ -22,57 +22,40 @@ except ModuleNotFoundError as missing:
     raise SystemExit(
         "zroact-stage2 is not installed for this Python: run `make setup`, or `pip install .`"
     ) from missing
+from pipeline_ver2.batching import batched
 from pipeline_ver2.config import Config
+from pipeline_ver2.deadline import headers_of
 from pipeline_ver2.decoder import Decoder, KeyframeClip
-from pipeline_ver2.errors import (
-    BadReply,
-    ConfigError,
-    RequestError,
-    StageError,
-    StageUnreachable,
-    ZroactError,
-)
+from pipeline_ver2.errors import BadReply, RequestError, StageError, StageUnreachable, ZroactError
 from pipeline_ver2.events import EndReason
 from pipeline_ver2.findings import ClipFindings
 from pipeline_ver2.job import Job, Observer, Silent
+from pipeline_ver2.live import LiveDecoder
+from pipeline_ver2.losses import Losses, Lost
 from pipeline_ver2.main import TimingRecorder
+from pipeline_ver2.pace import Pace
 from pipeline_ver2.prompts import check_settings
+from pipeline_ver2.recent import RecentRecords
 from pipeline_ver2.results import (
-    Header,
+    GapRecord,
     Journal,
     KeyframeRecord,
     Records,
     Results,
     RunState,
     SlotRecord,
-    fingerprint,
-    sha256_of,
     write_results,
 )
+from pipeline_ver2.rotation import RotatingJournal
 from pipeline_ver2.run_events import RunEvents
-from pipeline_ver2.stage_clients import (
-    AnswererInfo,
-    DetectorInfo,
-    Stage1Client,
-    Stage2Client,
-)
-from pipeline_ver2.stage_http import StageTimes
-from pipeline_ver2.trace_context import TraceContext
+from pipeline_ver2.run_times import RunTimes
+from pipeline_ver2.slot_queue import SlotQueue
+from pipeline_ver2.stages import Stages, header_of, meet_stages
 from pipeline_ver2.tracker import ReadySlot, SlotTracker
 
 log = logging.getLogger(__name__)
 
 _WHY_EVENTS_END: dict[RunState | None, EndReason] = {"cancelled": "cancelled", "failed": "failed"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """Both clients, and what each stage says of its model."""
-
-    stage1: Stage1Client
-    stage2: Stage2Client
-    detector: DetectorInfo
-    answerer: AnswererInfo
 
 
 async def run_pipeline(
@@ -104,48 +87,42 @@ async def run_pipeline(
     recorder = recorder or TimingRecorder()
     check_settings(config.pipeline)
     async with AsyncExitStack() as stack:
-        journal = stack.enter_context(Journal(job.out, resume=job.resume))
-        stages = await _meet_stages(stack, config, job.trace)
-        decoder = await stack.enter_async_context(
-            Decoder(job.source, config, stages.detector.image_size, recorder, decode_executor)
-        )
-        earlier = journal.start(await _header(job, config, stages))
+        journal = stack.enter_context(_open_journal(job, config))
+        stages, losses = await meet_stages(stack, config, job), Losses(job.stream or "")
+        source = _Source(job, config, recorder, losses, decode_executor)
+        decoder = await source.open(stack, stages.detector.image_size)
+        earlier = journal.start(await header_of(job, config, stages))
+        if job.live is not None:
+            earlier = RecentRecords(config.live.recent, config.pipeline.slot_frames)
         told = RunEvents(config, job.out, job.stream or job.source.stem, observer or Silent())
         events = await stack.enter_async_context(told)
-        run = _Run(job, config, recorder, journal, earlier, stages, decoder, events)
+        run = _Run(job, config, recorder, journal, earlier, stages, decoder, events, losses)
         return await run.conduct()
 
 
-async def _meet_stages(stack: AsyncExitStack, config: Config, trace: TraceContext) -> _Stages:
-    detector_client = Stage1Client(config.stage1, retry_for_s=config.pipeline.retry_for_s, trace=trace)
-    stage1 = await stack.enter_async_context(detector_client)
-    stage2 = await stack.enter_async_context(Stage2Client(config.stage2, config.pipeline, trace=trace))
-    detector, answerer = await stage1.describe(), await stage2.describe()
-    if detector.clip_length != config.stage1.clip_length:
-        raise ConfigError(
-            f"stage1.clip_length: is {config.stage1.clip_length}, but the model takes {detector.clip_length} frames"
-        )
-    log.info("Stage 1 daemon active: %s (%s) at %s", detector.name, detector.engine, config.stage1.base_url)
-    log.info("Stage 2 daemon active: %s (%s) at %s", answerer.name, answerer.engine, config.stage2.base_url)
-    return _Stages(stage1, stage2, detector, answerer)
+def _open_journal(job: Job, config: Config) -> Journal:
+    if job.live is None:
+        return Journal(job.out, resume=job.resume)
+    return RotatingJournal(job.out, config.live.rotate, resume=job.resume)
 
 
-async def _header(job: Job, config: Config, stages: _Stages) -> Header:
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(_make_header, job, config, stages, stop)
-    finally:
-        stop.set()
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """How the source of a job is opened."""
 
+    job: Job
+    config: Config
+    recorder: TimingRecorder
+    losses: Losses
+    executor: Executor | None
 
-def _make_header(job: Job, config: Config, stages: _Stages, stop: threading.Event) -> Header:
-    settings = {
-        "pipeline": config.pipeline.model_dump(exclude={"queue_size", "stage2_window", "retry_for_s", "overlay"}),
-        "clip": config.stage1.model_dump(include={"clip_length", "sampling_rate", "threshold", "nms_iou"}),
-        "detector": stages.detector.as_dict(),
-        "answerer": [stages.answerer.name, stages.answerer.engine == "emulated", config.stage2.max_tokens],
-    }
-    return Header(source_sha256=sha256_of(job.source, stop), fingerprint=fingerprint(settings))
+    async def open(self, stack: AsyncExitStack, size: tuple[int, int]) -> Decoder | LiveDecoder:
+        """Open it for as long as `stack` lasts; `size` is (height, width) of the detector's input."""
+        live = self.job.live
+        if live is None:
+            decoder = Decoder(self.job.source, self.config, size, self.recorder, self.executor)
+            return await stack.enter_async_context(decoder)
+        return await stack.enter_async_context(LiveDecoder(live, self.config, size, self.recorder, self.losses))
 
 
 @dataclass
@@ -157,16 +134,21 @@ class _Run:
     recorder: TimingRecorder
     journal: Journal
     records: Records
-    stages: _Stages
-    decoder: Decoder
+    stages: Stages
+    decoder: Decoder | LiveDecoder
     observer: RunEvents
+    losses: Losses
 
     def __post_init__(self) -> None:
         settings = self.config.pipeline
-        self.settled = self.records if self.job.keep_failed else self.records.without_failures()
+        # Nothing of an earlier live run is settled: each begins at its own first frame.
+        whole = self.job.keep_failed and self.job.live is None
+        self.settled = self.records if whole else self.records.without_failures()
+        self.pace = Pace.of(self.job, self.config)
+        self.times = RunTimes(self.recorder)
         self.tracker = SlotTracker(settings.slot_frames)
         self.permits = asyncio.Semaphore(self.config.stage1.max_in_flight)
-        self.ready: asyncio.Queue[tuple[ReadySlot, float] | None] = asyncio.Queue(settings.queue_size)
+        self.ready = SlotQueue(settings.queue_size, self.pace.policy)
         self.batches = 0
         self.active = 0
 
@@ -186,36 +168,39 @@ class _Run:
         return await self._finish(None, None)
 
     async def _flow(self) -> None:
-        window = self.config.pipeline.stage2_window
         async with asyncio.TaskGroup() as group:
-            for number in range(window):
+            for number in range(self.pace.window):
                 group.create_task(self._consume(), name=f"consumer-{number}")
             async with asyncio.TaskGroup() as stage1:
                 await self._produce(stage1)
             # End markers on the normal path only: after a failure the group's cancellation is the signal.
-            for _ in range(window):
-                await self.ready.put(None)
+            await self.ready.end(self.pace.window)
 
     async def _produce(self, stage1: asyncio.TaskGroup) -> None:
         """Decode, form batches, and send each as soon as a permit is free."""
-        batch: list[KeyframeClip] = []
-        expected = self._frames_expected()
-        while (clip := await self.decoder.next_clip()) is not None:
-            self.observer.decoded(self.decoder.report.frames_grid, expected)
-            self.tracker.expect(clip.key_index, clip.jpeg)
-            known = self.settled.keyframes.get(clip.key_index)
-            if known is not None:
-                self.observer.settled(known)
-                await self._offer(self.tracker.settle(known))
-                continue
-            batch.append(clip)
-            if len(batch) == self.config.stage1.batch_size:
+        size, wait_s = self.config.stage1.batch_size, self.pace.batch_wait_s
+        async with aclosing(self._unseen()) as clips, aclosing(batched(clips, size, wait_s)) as batches:
+            async for batch in batches:
                 await self._dispatch(stage1, batch)
-                batch = []
-        if batch:
-            await self._dispatch(stage1, batch)
         self.observer.decoded(self.decoder.report.frames_grid, self.decoder.report.frames_grid)
         await self._offer(self.tracker.close())
+
+    async def _unseen(self) -> AsyncGenerator[KeyframeClip, None]:
+        """The clips Stage 1 has still to see."""
+        expected = self._frames_expected()
+        while (item := await self.decoder.next_clip()) is not None:
+            self.observer.decoded(self.decoder.report.frames_grid, expected)
+            if isinstance(item, GapRecord):
+                self.journal.append(item)
+                await self._offer(self.tracker.close())
+                continue
+            self.tracker.expect(item.key_index, item.jpeg, item.arrived_s)
+            known = self.settled.keyframes.get(item.key_index)
+            if known is None:
+                yield item
+            else:
+                self.observer.settled(known)
+                await self._offer(self.tracker.settle(known))
 
     def _frames_expected(self) -> int | None:
         duration, fps = self.decoder.info.duration_s, self.config.pipeline.grid_fps or self.decoder.info.fps
@@ -238,19 +223,19 @@ class _Run:
             self.permits.release()
 
     async def _ask_detector(self, number: int, batch: list[KeyframeClip]) -> list[KeyframeRecord]:
-        key = f"{self.job.job_id}/batch-{number}"
+        key, deadline = self.job.key(f"batch-{number}"), self.pace.deadline(batch[-1].arrived_s, self.recorder.now())
         try:
-            found = await self.stages.stage1.detect([clip.clip for clip in batch], key=key)
-        except StageUnreachable:
-            raise
+            found = await self.stages.stage1.detect([clip.clip for clip in batch], key=key, deadline=deadline)
         except (StageError, RequestError) as error:
+            if isinstance(error, StageUnreachable) and deadline is None:
+                raise
             log.warning("Stage 1 batch %d failed: %s", number, error)
             reason = f"{error.code}: {error}"
             return [
                 KeyframeRecord(key_index=clip.key_index, time_s=clip.time_s, state="failed", reason=reason)
                 for clip in batch
             ]
-        _record_times(self.recorder, "stage1", found.times, batch=number)
+        self.times.add_request("stage1", found.times, batch=number)
         log.info("Stage 1 batch %d processed in %.3f s", number, found.times.total_s)
         return [self._keyframe(clip, findings) for clip, findings in zip(batch, found.clips, strict=True)]
 
@@ -279,10 +264,13 @@ class _Run:
         else:
             frames, last = len(slot.images), slot.key_indices[-1]
             log.info("Slot %d-frame ready for Keyframe Index %d (slot %d)", frames, last, slot.index)
-            await self.ready.put((slot, self.recorder.now()))
+            displaced = await self.ready.put(slot, self.recorder.now())
+            if displaced is not None:
+                said = f"queue_full: {self.config.pipeline.queue_size} slots waited already (pipeline.queue_size)"
+                self._record(displaced.dropped(said), displaced)
 
     async def _consume(self) -> None:
-        window = self.config.pipeline.stage2_window
+        window = self.pace.window
         while (taken := await self.ready.get()) is not None:
             slot, since = taken
             self.active += 1
@@ -295,24 +283,31 @@ class _Run:
     async def _evaluate(self, slot: ReadySlot, since: float) -> None:
         begun = self.recorder.now()
         self.recorder.add("slot_wait", since, begun, slot=slot.index)
-        question, key = slot.question(self.stages.detector.labels), f"{self.job.job_id}/slot-{slot.index}"
+        question, key = slot.question(self.stages.detector.labels), self.job.key(f"slot-{slot.index}")
+        deadline, model = self.pace.deadline(slot.arrived_s, begun), self.stages.answerer.name
         try:
-            asked, times = await self.stages.stage2.evaluate(question, model=self.stages.answerer.name, key=key)
-        except StageUnreachable:
-            raise
+            headers_of(deadline)  # what is too late already is not even packed
+            asked, times = await self.stages.stage2.evaluate(question, model=model, key=key, deadline=deadline)
         except (StageError, RequestError) as error:
-            log.warning("Slot %d refused: %s", slot.index, error)
+            if isinstance(error, StageUnreachable) and deadline is None:
+                raise
+            log.log(logging.INFO if deadline else logging.WARNING, "Slot %d refused: %s", slot.index, error)
             self._record(slot.refused(error), slot)
             return
         duration_s = self.recorder.now() - begun
         if times is not None:
-            _record_times(self.recorder, "stage2", times, slot=slot.index)
+            self.times.add_request("stage2", times, slot=slot.index)
         log.info("Slot %d: VLM took %.2f s, sends %d", slot.index, duration_s, asked.attempts)
         self._record(slot.answered(asked, times, duration_s), slot)
 
     def _record(self, record: KeyframeRecord | SlotRecord, slot: ReadySlot | None = None) -> None:
+        if slot is not None and isinstance(record, SlotRecord):
+            record = self.times.stamp(record, slot)
         self.records.add(record)
         self.journal.append(record)
+        if self.job.live is not None and record.state not in {"ok", "skipped"}:
+            kind: Lost = "slots" if isinstance(record, SlotRecord) else "keyframes"
+            self.losses.add(kind, (record.reason or record.state).partition(":")[0])
         if slot is not None and isinstance(record, SlotRecord):
             self.observer.answered(slot, record)
         self.observer.settled(record)
@@ -340,19 +335,14 @@ class _Run:
             events=self.observer.begun,
             unsent=self.observer.warnings,
         )
+        if isinstance(self.decoder, LiveDecoder):
+            self.losses.flush()
+            latency, gaps = self.times.latencies.summary(), self.decoder.gaps
+            lost = self.losses.as_dict()
+            results = report.add_live(results, source=self.job.name, gaps=gaps, lost=lost, latency=latency)
         write_results(self.job.out, results)
         log.info("Total wall-clock time: %.2f s (%s)", results.timing.wall_s, results.state)
         return results
-
-
-def _record_times(recorder: TimingRecorder, stage: str, times: StageTimes, **ids: int) -> None:
-    """Spans of a request just answered: the stage's own word on running where it gave one, else all of it."""
-    done = recorder.now()
-    sent = done - times.total_s
-    run_from = sent if times.run_s is None else max(sent, done - times.run_s)
-    told: dict[str, int | str] = {**ids} if times.span_id is None else {**ids, "span_id": times.span_id}
-    recorder.add(f"{stage}_wait", sent, run_from, **told)
-    recorder.add(f"{stage}_run", run_from, done, **told)
 
 
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> ZroactError | None:

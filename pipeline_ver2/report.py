@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from pipeline_ver2.main import ExtractionReport, Span, VideoInfo
-from pipeline_ver2.results import Counts, KeyframeRecord, Records, Results, RunState, SlotRecord, Timing, VideoRecord
+from pipeline_ver2.results import Counts, Latency, Records, Results, RunState, SlotRecord, Timing, VideoRecord
 
 TRACE_NAME = "timeline.json"
 PICTURE_NAME = "timeline.svg"
@@ -63,7 +62,7 @@ def build_results(
     slots = tuple(record for _, record in sorted(records.slots.items()))
     state, error = ended
     return Results(
-        state=state or _state(slots, extraction),
+        state=state or _state(records, extraction),
         error=error,
         source=source.name,
         video=VideoRecord(
@@ -77,10 +76,19 @@ def build_results(
         models=models,
         keyframes=keyframes,
         slots=slots,
-        counts=_counts(extraction, keyframes, slots, batches, events),
+        counts=_counts(extraction, records, batches, events),
         timing=_timing(spans, wall_s),
         warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings, *_untimed(untimed), *unsent),
     )
+
+
+def add_live(
+    results: Results, *, source: str, gaps: int, lost: dict[str, dict[str, int]], latency: Latency | None
+) -> Results:
+    """Add what only live runs tell to their results."""
+    counts = results.counts.model_copy(update={"gaps": gaps, "lost": lost})
+    timing = results.timing.model_copy(update={"latency": latency})
+    return results.model_copy(update={"source": source, "counts": counts, "timing": timing})
 
 
 def write_timeline(folder: Path, spans: Sequence[Span], trace_id: str | None = None) -> Path:
@@ -150,6 +158,11 @@ def summary_table(results: Results) -> Table:
     table.add_row(
         "Stage 2 began / Stage 1 ended", f"{_seconds(timing.stage2_began_s)} / {_seconds(timing.stage1_ended_s)}"
     )
+    if timing.latency is not None:
+        times = (timing.latency.p50_s, timing.latency.p90_s, timing.latency.p99_s)
+        table.add_row("frame to answer, p50 / p90 / p99", " / ".join(_seconds(time) for time in times))
+    for kind, reasons in counts.lost.items():
+        table.add_row(f"{kind} lost", ", ".join(f"{number} {reason}" for reason, number in reasons.items()))
     for name, busy_s in timing.busy_s.items():
         table.add_row(f"  {name.replace('_', ' ')}", f"{busy_s:.2f} s")
     for slot in results.slots:
@@ -168,25 +181,19 @@ def busy_seconds(spans: Iterable[Span]) -> float:
     return total
 
 
-def _state(slots: Sequence[SlotRecord], extraction: ExtractionReport) -> RunState:
-    whole = all(slot.state in {"ok", "skipped"} for slot in slots)
+def _state(records: Records, extraction: ExtractionReport) -> RunState:
+    whole = records.states().keys() <= {"ok", "skipped"}
     return "succeeded" if whole and not extraction.damaged else "partial"
 
 
-def _counts(
-    extraction: ExtractionReport,
-    keyframes: Sequence[KeyframeRecord],
-    slots: Sequence[SlotRecord],
-    batches: int,
-    events: int,
-) -> Counts:
-    states = Counter(slot.state for slot in slots)
+def _counts(extraction: ExtractionReport, records: Records, batches: int, events: int) -> Counts:
+    states = records.states()
     return Counts(
         frames_decoded=extraction.frames_decoded,
         frames_grid=extraction.frames_grid,
-        keyframes=len(keyframes),
+        keyframes=records.keyframes_seen,
         batches=batches,
-        slots=len(slots),
+        slots=states.total(),
         ok=states["ok"],
         failed=states["failed"],
         skipped=states["skipped"],

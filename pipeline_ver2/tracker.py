@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline_ver2.errors import DeadlineShed, QueueFull, RequestError, StageError
+from pipeline_ver2.errors import DeadlineShed, QueueFull, RequestError, StageError, StageUnreachable
 from pipeline_ver2.prompts import Asked, Question, SlotImage
 from pipeline_ver2.results import KeyframeRecord, SlotRecord, SlotState
 from pipeline_ver2.stage_http import StageTimes
@@ -60,7 +60,7 @@ class ReadySlot:
     def refused(self, error: StageError | RequestError) -> SlotRecord:
         """The record of a slot that Stage 2 refused to take."""
         state: SlotState = "shed" if isinstance(error, DeadlineShed) else "failed"
-        attempts = int(not isinstance(error, QueueFull | DeadlineShed))
+        attempts = int(not isinstance(error, QueueFull | DeadlineShed | StageUnreachable))
         return self._record(state, reason=f"{error.code}: {error}", attempts=attempts)
 
     def dropped(self, reason: str) -> SlotRecord:
