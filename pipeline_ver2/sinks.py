@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from pipeline_ver2.config_events import WebhookConfig
 from pipeline_ver2.errors import SinkError
 from pipeline_ver2.events import Notice
-from pipeline_ver2.webhook import Webhook
+from pipeline_ver2.webhook import Webhook, message
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class WebhookSink:
         Raises:
             SinkError: It was not taken.
         """
-        await self._webhook.send(notice.event.message_id, notice.event.model_dump_json().encode())
+        event = notice.event
+        await self._webhook.send(event.message_id, message(f"event.{event.state}", event.at, event))
 
 
 class Outlet:

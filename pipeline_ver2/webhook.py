@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import time
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
+from pydantic import BaseModel
 
 from pipeline_ver2.config_events import WebhookConfig, key_of
 from pipeline_ver2.errors import SinkError, SinkRefused
@@ -38,6 +41,11 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     """
     content = f"{message_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(key_of(secret), content, hashlib.sha256)).decode()
+
+
+def message(kind: str, at: datetime, data: BaseModel) -> bytes:
+    """The body of news: its kind, when it was new, and what it is about."""
+    return json.dumps({"type": kind, "timestamp": at.isoformat(), "data": data.model_dump(mode="json")}).encode()
 
 
 class Webhook:
