@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ SERVER_TIMING_HEADER = "Server-Timing"
 OIP_HEAD_LENGTH_HEADER = "Inference-Header-Content-Length"
 
 _FIELD = re.compile(r"[A-Za-z_][\w.]*(?=: )")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 OIP_DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -48,17 +49,21 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+Number = Annotated[float, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+
+
 class LabelScore(WireModel):
     """One action of a detected person, with its score in 0..1."""
 
     name: str
-    score: float
+    score: Number
 
 
 class Detection(WireModel):
     """One person: box in pixels of the upright source frame, (x1, y1, x2, y2), and every label over the threshold."""
 
-    box: tuple[float, float, float, float]
+    box: tuple[Number, Number, Number, Number]
     labels: tuple[LabelScore, ...]
 
 
@@ -66,7 +71,7 @@ class DetectClip(WireModel):
     """One clip for `/detect`: paths of its frames, or the frames as base64 JPEG or PNG, oldest first."""
 
     clip_id: str
-    key_index: int | None = None
+    key_index: Whole | None = None
     frame_paths: tuple[str, ...] | None = None
     frames: tuple[str, ...] | None = None
 
@@ -75,7 +80,7 @@ class DetectRequest(WireModel):
     """Body of `POST /detect`."""
 
     clips: tuple[DetectClip, ...] = Field(min_length=1)
-    threshold: float | None = Field(default=None, ge=0, le=1)
+    threshold: Number | None = Field(default=None, ge=0, le=1)
 
 
 class DetectResult(WireModel):
@@ -100,7 +105,7 @@ class EvaluateImage(WireModel):
 
     data: str | None = None
     path: str | None = None
-    time_s: float
+    time_s: Number
 
 
 class EvaluateRequest(WireModel):
@@ -270,11 +275,24 @@ def oip_datatype(dtype: np.dtype[Any]) -> str:
     raise RequestError(f"dtype {dtype} has no Open Inference Protocol name here; known: {', '.join(OIP_DTYPES)}")
 
 
-def _json_object(view: memoryview) -> dict[str, Any]:
+def read_json(body: bytes | memoryview) -> Any:  # noqa: ANN401 - any JSON
+    """The content of a JSON body in UTF-8.
+
+    Raises:
+        RequestError: It is none, or has text that is no Unicode: half a surrogate pair, which no reply could repeat.
+    """
     try:
-        head = json.loads(bytes(view))
+        text = str(body, "utf-8")
+        content = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the inference head is not valid JSON: {error}") from error
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    return content
+
+
+def _json_object(view: memoryview) -> dict[str, Any]:
+    head = read_json(view)
     if not isinstance(head, dict):
         raise RequestError("the inference head must be a JSON object")
     return head

@@ -52,9 +52,16 @@ _FILES = {
     "timeline.svg": PICTURE_NAME,
     "video": VIDEO_NAME,
 }
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"model": problems.Problem, "content": {problems.MEDIA_TYPE: {}}} for code in (401, 404, 422)
+_CURSOR = r"^[0-9]{1,12}(\.[0-9]{1,6})?~[0-9a-z]{1,32}$"
+_EVERYWHERE = (401, 403, 422, 429, 503)
+_OF_ONE_JOB = problems.documented(404)
+_OF_A_FILE = {
+    **problems.documented(404, 409, 416),
+    200: {"content": {"*/*": {}}, "description": "The file."},
+    206: {"content": {"*/*": {}}, "description": "The part of it that `Range` asks for."},
 }
+_OF_EVENTS = {**_OF_ONE_JOB, 200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}}
+_OF_METRICS = {200: {"content": {"text/plain": {}}, "description": "Prometheus text."}}
 
 
 class JobReply(JobRecord):
@@ -95,7 +102,7 @@ class JobApi:
 
     def build(self) -> FastAPI:
         """The application."""
-        app = FastAPI(title="zroact-stage2 jobs", responses=_PROBLEMS)
+        app = FastAPI(title="zroact-stage2 jobs", responses=problems.documented(*_EVERYWHERE))
         problems.install(app)
         app.add_middleware(Guard, token=self._config.serving.token)
         app.include_router(self._job_routes())
@@ -111,11 +118,18 @@ class JobApi:
             methods=["POST"],
             status_code=status.HTTP_202_ACCEPTED,
             openapi_extra={"requestBody": _request_body()},
+            responses=problems.documented(408, 413, 502, 507),
         )
         router.add_api_route("/jobs", self.page, methods=["GET"])
-        router.add_api_route("/jobs/{job_id}", self.job, methods=["GET"])
-        router.add_api_route("/jobs/{job_id}", self.cancel, methods=["DELETE"])
-        router.add_api_route("/jobs/{job_id}/events", self.events, methods=["GET"], response_class=StreamingResponse)
+        router.add_api_route("/jobs/{job_id}", self.job, methods=["GET"], responses=_OF_ONE_JOB)
+        router.add_api_route("/jobs/{job_id}", self.cancel, methods=["DELETE"], responses=_OF_ONE_JOB)
+        router.add_api_route(
+            "/jobs/{job_id}/events",
+            self.events,
+            methods=["GET"],
+            response_class=StreamingResponse,
+            responses=_OF_EVENTS,
+        )
         for path, endpoint in (
             ("results", self.results),
             ("results.jsonl", self.journal),
@@ -124,14 +138,22 @@ class JobApi:
             ("video", self.video),
             ("frame", self.frame),
         ):
-            router.add_api_route(f"/jobs/{{job_id}}/{path}", endpoint, methods=["GET"], response_class=FileResponse)
+            router.add_api_route(
+                f"/jobs/{{job_id}}/{path}",
+                endpoint,
+                methods=["GET"],
+                response_class=FileResponse,
+                responses=_OF_A_FILE,
+            )
         return router
 
     def _health_routes(self) -> APIRouter:
         router = APIRouter(tags=["health"])
         router.add_api_route("/livez", self.livez, methods=["GET"])
-        router.add_api_route("/readyz", self.readyz, methods=["GET"])
-        router.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
+        router.add_api_route("/readyz", self.readyz, methods=["GET"], responses=problems.documented(507))
+        router.add_api_route(
+            "/metrics", self.show_metrics, methods=["GET"], response_class=Response, responses=_OF_METRICS
+        )
         return router
 
     async def create(self, request: Request, response: Response) -> JobReply:
@@ -144,7 +166,7 @@ class JobApi:
         self,
         state: JobState | None = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
-        before: Annotated[str | None, Query(description="from `next` of the page before")] = None,
+        before: Annotated[str | None, Query(description="from `next` of the page before", pattern=_CURSOR)] = None,
     ) -> JobPage:
         """Jobs, newest first."""
         found = await asyncio.to_thread(self._store.page, state=state, limit=limit + 1, before=_cursor(before))

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from pipeline_ver2.errors import NothingThere
 from serving.security import STATIC_PATH
+from serving.problems import documented
 from serving.sessions import COOKIE, LIFETIME_S, Sessions
 
 HEADERS = {
@@ -73,7 +74,7 @@ class Page:
         router.add_api_route("/", self.index, methods=["GET", "HEAD"], include_in_schema=False)
         router.add_api_route(f"{STATIC_PATH}{{name}}", self.file, methods=["GET", "HEAD"], include_in_schema=False)
         router.add_api_route("/session", self.session, methods=["GET"])
-        router.add_api_route("/session", self.sign_in, methods=["POST"])
+        router.add_api_route("/session", self.sign_in, methods=["POST"], responses=documented(404))
         router.add_api_route("/session", self.sign_out, methods=["DELETE"], status_code=status.HTTP_204_NO_CONTENT)
         return router
 

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from pipeline_ver2.errors import RequestError, StageError, StageUnreachable, StorageFull, Unauthorized, ZroactError
 
@@ -44,6 +45,15 @@ def problem_response(error: ZroactError) -> JSONResponse:
     return _reply(error.http_status, error.code, str(error), retryable=error.retryable, headers=headers)
 
 
+def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """What the documentation says of replies of these statuses."""
+    schema = {"$ref": f"#/components/schemas/{Problem.__name__}"}
+    return {
+        code: {"model": Problem, "description": _phrase(code), "content": {MEDIA_TYPE: {"schema": schema}}}
+        for code in codes
+    }
+
+
 def install(app: FastAPI) -> None:
     """Make an application answer errors this way."""
     for kind, handler in _HANDLERS.items():
@@ -53,7 +63,7 @@ def install(app: FastAPI) -> None:
 def _reply(
     status: int, code: str, detail: str, *, retryable: bool = False, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, retryable=retryable)
+    problem = Problem(title=_phrase(status), status=status, detail=detail, code=code, retryable=retryable)
     return JSONResponse(problem.model_dump(), status_code=status, headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -74,10 +84,27 @@ def _field(problem: dict[str, Any]) -> str:
     return ".".join(str(part) for part in problem["loc"] if part not in {"body", "query", "path"}) or "body"
 
 
-async def _on_http_error(_request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return _reply(error.status_code, "http", str(error.detail), headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods(request))
+    return _reply(error.status_code, "http", str(error.detail), headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What can be done with a path; the first route that has the path knows only its own methods."""
+    allowed: set[str] = set()
+    for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            allowed.add(method)
+    return sorted(allowed)
+
+
+def _phrase(status: int) -> str:
+    return HTTPStatus(status).phrase
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StageError, StageUnreachable, ZroactError
 from pipeline_ver2.wire import CLIENT_HEADER, DEADLINE_HEADER, IDEMPOTENCY_HEADER, error_body, oip_error_body
+from serving.workers.json_bodies import JsonRoute
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ def create_app(
         more_metrics: Prometheus text that `/metrics` adds; must come soon and not fail.
     """
     app = FastAPI(title=title, lifespan=lifespan, responses={422: {"model": ErrorReply}})
+    app.router.route_class = JsonRoute
     app.state.on_fatal = []
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)

@@ -170,7 +170,7 @@ def _add_inference(app: FastAPI, service: Stage1Service) -> None:
     async def detect(request: Request, asked: DetectRequest, response: Response) -> DetectReply:
         """Find persons and actions in clips of files or base64 pictures; boxes in pixels of those frames."""
         with service.counting_rejections():
-            work = service.detect(asked, request_context(request))
+            work = service.detect(asked, request_context(request), await request.body())
             reply, timed = await cancel_when_gone(request, work)
         if timed is not None:
             response.headers[SERVER_TIMING_HEADER] = server_timing(timed.queue_s, timed.run_s)

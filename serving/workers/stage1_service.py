@@ -41,6 +41,7 @@ class Stage1Service:
         self._roots = config.paths.readable_roots
         self._detector: Engine | None = None
         self._answered = Replays[Timed[list[ClipOutput]]](2 * self.config.max_queue)
+        self._told = Replays[tuple[DetectReply, Timed[list[ClipOutput]] | None]](2 * self.config.max_queue)
         self._clips = Counter("zroact_stage1_clips", "Clips by what came of them.", ["state"], registry=registry)
         self._rejected = Counter(
             "zroact_stage1_rejected", "Requests not answered, by reason.", ["reason"], registry=registry
@@ -106,15 +107,22 @@ class Stage1Service:
         return await self._answered.run(context.idempotency_key, body, work)
 
     async def detect(
-        self, request: DetectRequest, context: RequestContext
+        self, request: DetectRequest, context: RequestContext, body: bytes
     ) -> tuple[DetectReply, Timed[list[ClipOutput]] | None]:
         """Decode and run the clips of people; a bad clip fails alone. No times if the detector was not asked.
+
+        As `infer`, it joins or replays a request of the same key and the same body.
 
         Raises:
             RequestError: Too many clips.
             QueueFull, DeadlineShed, EngineFailed: See there.
         """
         check_count(len(request.clips), self.config)
+        return await self._told.run(context.idempotency_key, body, lambda: self._detect_pictures(request, context))
+
+    async def _detect_pictures(
+        self, request: DetectRequest, context: RequestContext
+    ) -> tuple[DetectReply, Timed[list[ClipOutput]] | None]:
         threshold = self.config.threshold if request.threshold is None else request.threshold
         budget = DecodeBudget()
         try:

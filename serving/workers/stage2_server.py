@@ -19,9 +19,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from pipeline_ver2.config import Config
-from pipeline_ver2.errors import RequestError, ZroactError
+from pipeline_ver2.errors import ZroactError
 from pipeline_ver2.prompts import check_settings
-from pipeline_ver2.wire import SERVER_TIMING_HEADER, EvaluateReply, EvaluateRequest, error_body, server_timing
+from pipeline_ver2.wire import (
+    SERVER_TIMING_HEADER,
+    EvaluateReply,
+    EvaluateRequest,
+    error_body,
+    read_json,
+    server_timing,
+)
 from serving import demo
 from serving.workers.chat import Chat, parse_chat
 from serving.workers.daemon import (
@@ -46,7 +53,7 @@ logger = logging.getLogger(__name__)
 _REPLAYED = 256
 _SPARE_BODIES = 16
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply} for status in (404, 413, 422, 429, 502, 503, 504)
+    status: {"model": ErrorReply} for status in (403, 404, 413, 422, 429, 502, 503, 504)
 }
 _OPENAI_REFUSALS = {**_REFUSALS, 400: _REFUSALS[422]}
 
@@ -161,11 +168,7 @@ def _add_people_routes(app: FastAPI, service: Stage2Service, config: Config) -> 
 
 def _read_chat(raw: bytes, default_max_tokens: int) -> tuple[Chat, str]:
     """The checked chat of a body, and the body's digest. Blocks: bodies have megabytes."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from error
-    return parse_chat(body, default_max_tokens=default_max_tokens), hashlib.sha256(raw).hexdigest()
+    return parse_chat(read_json(raw), default_max_tokens=default_max_tokens), hashlib.sha256(raw).hexdigest()
 
 
 def _digest(body: EvaluateRequest) -> str:

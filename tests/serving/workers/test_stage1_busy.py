@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline_ver2 import wire
 from pipeline_ver2.config import Config
 from serving.workers.stage1_emulated import EMULATED_NOTE
 from serving.workers.stage1_server import build_app
+from tests.chats import picture
 from tests.oip_client import findings_of, send_clips
 from tests.servers import served
 
@@ -85,6 +87,25 @@ async def test_the_same_key_is_worked_on_once(slow_url: str) -> None:
         # The same key with other pixels is other work: never somebody else's answer.
         different = await send_clips(http, other, headers=headers)
         assert findings_of(different, 1) != findings_of(replayed, 1)
+        async with http.get("/metrics") as reply:
+            assert 'zroact_stage1_clips_total{state="ok"} 2.0' in await reply.text()
+
+
+@pytest.mark.fault("O2")
+async def test_people_may_repeat_themselves_too(slow_url: str) -> None:
+    """`/detect` with a key that came before with the same body is not worked on again; with another one it is."""
+    headers, frame = {wire.IDEMPOTENCY_HEADER: "mine"}, base64.b64encode(picture()).decode()
+
+    async def detect(clip_id: str) -> bytes:
+        body = {"clips": [{"clip_id": clip_id, "frames": [frame]}]}
+        async with http.post("/detect", json=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            return await reply.read()
+
+    async with aiohttp.ClientSession(slow_url) as http:
+        joined = await asyncio.gather(*(detect("a") for _ in range(3)))
+        assert {await detect("a"), *joined} == {joined[0]}
+        assert b'"b"' in await detect("b")
         async with http.get("/metrics") as reply:
             assert 'zroact_stage1_clips_total{state="ok"} 2.0' in await reply.text()
 
