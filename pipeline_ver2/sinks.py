@@ -92,7 +92,8 @@ class Outlet:
         self._idle.set()
         self._work_task: asyncio.Task[None] | None = None
         self._in_hand = 0
-        self._problem: str | None = None
+        self.problem: str | None = None
+        """The last one."""
         self.told = 0
         self.lost: Counter[str] = Counter()
         """What was not delivered, by reason."""
@@ -137,7 +138,7 @@ class Outlet:
         if not self.lost:
             return None
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(self.lost.items()))
-        problem = "" if self._problem is None else f"; last problem: {self._problem}"
+        problem = "" if self.problem is None else f"; last problem: {self.problem}"
         return f"events: {self._sink.name}: {self.lost.total()} of {self.told} not delivered ({reasons}){problem}"
 
     async def _work(self) -> None:
@@ -170,9 +171,9 @@ class Outlet:
 
     def _note(self, problem: str) -> None:
         """Tell of a problem once, not at every try."""
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("events: %s: %s", self._sink.name, problem)
-        self._problem = problem
+        self.problem = problem
 
     def _lose(self, reason: str, number: int = 1) -> None:
         if number and reason not in self.lost:
