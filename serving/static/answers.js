@@ -80,7 +80,7 @@ export class Answers {
     const card = h(
       "li",
       { class: "answer", "data-colour": colour(slot), "data-slot": slot.index, "aria-current": slot.index === this.current ? "true" : null },
-      h("h3", {}, h("span", { class: "action" }, action(slot)), jump),
+      h("div", { class: "head" }, h("h3", {}, action(slot)), jump),
       ...said(slot),
       h("ul", { class: "frames" }, [...new Set(slot.key_indices)].map((index) => this.picture(index))),
       h("p", { class: "remarks" }, remarks(slot)),

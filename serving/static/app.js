@@ -7,6 +7,7 @@ import { showJobs } from "./list.js";
 
 const main = document.getElementById("main");
 const signOut = document.getElementById("sign-out");
+const docs = document.getElementById("docs");
 let leave = () => {};
 let shown = false;
 
@@ -28,7 +29,7 @@ function named(title) {
 function askForToken() {
   leave();
   leave = () => {};
-  signOut.hidden = true;
+  signOut.hidden = docs.hidden = true;
   named("Sign in");
   const token = h("input", { id: "token", type: "password", autocomplete: "current-password", required: true });
   const wrong = h("div");
@@ -66,6 +67,7 @@ async function start() {
   try {
     const session = await get("/session");
     signOut.hidden = !session.signed_in;
+    docs.hidden = session.token_needed && !session.signed_in;
     if (session.token_needed && !session.signed_in) askForToken();
     else route();
   } catch (error) {

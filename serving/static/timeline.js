@@ -5,7 +5,8 @@ import { h, svg } from "./dom.js";
 import { Lanes } from "./lanes.js";
 import { STEPS, action, clock, colour, length } from "./words.js";
 
-const LANE = 14;
+const LANE = 10;
+const SLOT_LANE = 24; // a finger must hit it
 const TITLE = 18;
 const AXIS = 22;
 const MOST_BUTTONS = 400;
@@ -16,6 +17,7 @@ export class Timeline {
   constructor(trace, slots, choose) {
     Object.assign(this, { slots, choose, current: null, pointers: new Map(), moved: 0 });
     this.rows = Lanes.of(trace, Object.keys(STEPS));
+    for (const row of this.rows) row.lane = row.name === "stage2_run" ? SLOT_LANE : LANE;
     this.end = Math.max(CLOSEST_S, ...this.rows.map((row) => row.end));
     this.window = { from: 0, to: this.end };
     this.places = this.rows.find((row) => row.name === "stage2_run")?.spans ?? [];
@@ -97,7 +99,7 @@ export class Timeline {
     let y = 0;
     for (const row of this.rows) {
       row.y = y + TITLE;
-      const height = row.lanes.length * LANE;
+      const height = row.lanes.length * row.lane;
       ground.push(svg("text", { x: 0, y: row.y - 5 }, STEPS[row.name]));
       ground.push(svg("rect", { x: 0, y: row.y, width: this.width, height, class: "ground" }));
       bars.push(...this.bars(row));
@@ -117,7 +119,7 @@ export class Timeline {
     }
     const path = [];
     row.lanes.forEach((lane, number) => {
-      const [y, height] = [row.y + number * LANE + 1, LANE - 2];
+      const [y, height] = [row.y + number * row.lane + 1, row.lane - 2];
       for (const [begin, end] of lane.pieces(from, to, (to - from) / this.width)) {
         const [left, right] = [Math.max(0, this.x(begin)), Math.min(this.width, this.x(end))];
         path.push(`M${left.toFixed(1)} ${y}h${Math.max(1, right - left).toFixed(1)}v${height}H${left.toFixed(1)}z`);
@@ -133,10 +135,10 @@ export class Timeline {
       const [left, right] = [Math.max(-2, this.x(span.from)), Math.min(this.width + 2, this.x(span.to))];
       return svg("rect", {
         x: left.toFixed(1),
-        y: row.y + span.lane * LANE + 1,
+        y: row.y + span.lane * row.lane + 1,
         width: Math.max(3, right - left - 1).toFixed(1),
-        height: LANE - 2,
-        rx: 2,
+        height: row.lane - 2,
+        rx: 3,
         class: "slot",
         role: "button",
         tabindex: place === this.focused ? "0" : "-1",
@@ -234,9 +236,9 @@ export class Timeline {
   }
 
   find(x, y) {
-    const row = this.rows.find((each) => y >= each.y && y < each.y + each.lanes.length * LANE);
+    const row = this.rows.find((each) => y >= each.y && y < each.y + each.lanes.length * each.lane);
     const slack = ((this.window.to - this.window.from) / this.width) * 2;
-    return row?.lanes[Math.floor((y - row.y) / LANE)].at(this.time(x), slack);
+    return row?.lanes[Math.floor((y - row.y) / row.lane)].at(this.time(x), slack);
   }
 
   click(event) {
@@ -265,7 +267,7 @@ export class Timeline {
     this.tip.hidden = false;
     const room = this.width - this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(0, Math.min(room, middle - this.tip.offsetWidth / 2))}px`;
-    this.tip.style.top = `${row.y + (span.lane + 1) * LANE + 4}px`;
+    this.tip.style.top = `${row.y + (span.lane + 1) * row.lane + 4}px`;
   }
 
   untell() {

@@ -35,7 +35,7 @@ def progress_of(shown: View) -> float:
 def test_a_video_is_sent_followed_watched_and_its_results_fetched(
     tmp_path: Path, three_free_ports: tuple[int, int, int]
 ) -> None:
-    """Upload, progress, answers as they come, the annotated video that jumps to a slot, downloads; desktop and phone."""
+    """Upload, progress, answers as they come, the video that jumps to a slot, downloads; at desktop and phone width."""
     server = Server(tmp_path, three_free_ports, stage2_s=0.4, serving={"token": "a long secret"})
     with server.run(), chromium() as browser:
         with view(browser, server.url) as shown:

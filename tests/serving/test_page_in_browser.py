@@ -1,0 +1,295 @@
+"""The page in a real browser, against the API in this process: words of others, keyboard, names, errors, many slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from pipeline_ver2.command import VIDEO_NAME
+from pipeline_ver2.report import TRACE_NAME
+from pipeline_ver2.results import (
+    JOURNAL_NAME,
+    Counts,
+    KeyframeRecord,
+    Results,
+    SlotRecord,
+    Timing,
+    VideoRecord,
+    write_results,
+)
+from pipeline_ver2.wire import Detection, LabelScore
+from tests.browser import DESKTOP, PHONE, View, chromium, view
+from tests.serving.conftest import Api, ServeApi, enter
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of this file."""
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, clip: Path) -> Path:
+    """A video whose name is markup."""
+    path = tmp_path / f"{MARKUP}.mp4"
+    path.write_bytes(clip.read_bytes())
+    return path
+
+
+def add_ended(api: Api, video: Path, slots: int = 3) -> Results:
+    """A job `done` that has ended with so many slots of one keyframe each, half a second apart, and all its files."""
+    enter(api.data, api.store, "done", video)
+    folder = api.data.folder("done").path
+    found = Detection(box=(10, 10, 40, 60), labels=(LabelScore(name=MARKUP, score=0.9),))
+    keyframes = tuple(
+        KeyframeRecord(key_index=15 * n + 1, time_s=n / 2, state="ok", detections=(found,)) for n in range(slots)
+    )
+    answer = {"action": f"<b>{MARKUP}</b>", "description": f"<script>alert(2)</script>{MARKUP}", "more": MARKUP}
+    records = tuple(
+        SlotRecord(
+            index=n, key_indices=(15 * n + 1,), start_s=n / 2, end_s=n / 2, state="ok", answer=answer, attempts=1
+        )
+        for n in range(slots)
+    )
+    lines = ['{"type":"header"}', *(record.model_dump_json() for record in (*keyframes, *records))]
+    (folder / JOURNAL_NAME).write_text("".join(f"{line}\n" for line in lines))
+    results = Results(
+        state="succeeded",
+        source=video.name,
+        video=VideoRecord(width=96, height=64, duration_s=5, fps=30, rotation=0, timestamps="container"),
+        models={},
+        keyframes=keyframes,
+        slots=records,
+        counts=Counts(
+            frames_decoded=145, frames_grid=145, keyframes=slots, batches=1, slots=slots, ok=slots,
+            failed=0, skipped=0, shed=0, dropped=0,
+        ),
+        timing=Timing(wall_s=1, first_answer_s=1, stage1_ended_s=1, stage2_began_s=1, busy_s={}),
+        warnings=(MARKUP,),
+    )  # fmt: skip
+    write_results(folder, results)
+    (folder / TRACE_NAME).write_text(json.dumps({"traceEvents": list(trace(slots))}))
+    (folder / VIDEO_NAME).write_bytes(video.read_bytes())
+    api.store.end("done", "succeeded")
+    return results
+
+
+def trace(slots: int) -> Iterator[dict[str, object]]:
+    """Spans of both stages; two slots are answered at a time."""
+    for number in range(slots):
+        for name, begin, took in (("decode", 0.1, 0.05), ("stage1_run", 0.2, 0.08), ("stage2_run", 0.3, 0.15)):
+            event = {"ph": "X", "name": name, "ts": (begin + number / 10) * 1e6, "dur": took * 1e6}
+            yield {**event, "args": {"slot": number} if name == "stage2_run" else {}}
+
+
+def open_job(shown: View) -> Page:
+    """The view of the ended job, complete."""
+    shown.page.goto(f"{shown.page.url.split('#')[0]}#/jobs/done")
+    expect(shown.page.locator(".stages [data-slot='0']")).to_be_visible()
+    return shown.page
+
+
+def test_words_of_others_are_shown_as_text(browser: Browser, serve_api: ServeApi, hostile: Path) -> None:
+    """Names of files, labels, answers, warnings: whatever markup they are, it is read and not obeyed."""
+    api = serve_api()
+    add_ended(api, hostile)
+    with view(browser, api.url) as shown:
+        page = shown.page
+        page.set_input_files("#file", hostile)
+        expect(page.locator(".chosen")).to_contain_text(MARKUP)
+        page.get_by_role("button", name="Start").click()
+        expect(page.locator(".jobs a")).to_have_text([hostile.name, hostile.name])
+        open_job(shown)
+        for place in (
+            "h1",
+            ".warnings",
+            ".answer h3 >> nth=0",
+            ".answer p >> nth=0",
+            ".frame small >> nth=0",
+            "pre >> nth=0",
+        ):
+            expect(page.locator(place)).to_contain_text(MARKUP)
+        page.locator(".stages [data-slot='1']").hover()
+        expect(page.locator(".tip")).to_contain_text(MARKUP)
+        assert page.locator("img[src='x'], .answer b b, main script").count() == 0
+
+
+def test_by_keyboard_alone(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
+    """A video is sent, its job opened and cancelled, with the focus always to be seen and each step told."""
+    api = serve_api()
+    with view(browser, api.url) as shown:
+        page = shown.page
+        expect(page.get_by_text("No jobs yet.")).to_be_visible()
+        heard = hear(page)
+        shown.tab_to("Choose a video")
+        with page.expect_file_chooser() as chooser:
+            page.keyboard.press("Enter")
+        chooser.value.set_files(clip)
+        expect(page.get_by_role("button", name="Start")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="clip.mp4")).to_be_visible()
+        assert {"Sending clip.mp4", "clip.mp4 is sent"} <= set(heard())
+        shown.tab_to("clip.mp4")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="clip.mp4")).to_be_focused()
+        shown.tab_to("Cancel…")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Cancel…")).to_be_focused()
+        page.keyboard.press("Enter")
+        shown.tab_to("Cancel the job")
+        page.keyboard.press("Enter")
+        expect(page.locator(".title .state")).to_have_text("Cancelled")
+        expect(page.get_by_role("heading", name="clip.mp4")).to_be_focused()
+        assert "clip.mp4: Cancelled" in heard()
+    assert [job.state for job in api.store.page(state=None, limit=9, before=None)] == ["cancelled"]
+
+
+def hear(page: Page) -> Callable[[], list[str]]:
+    """Listen to the page's live region; gives a function that tells all it has said since."""
+    page.evaluate(
+        """() => {
+          window.heard = [];
+          const said = document.getElementById("said");
+          new MutationObserver(() => window.heard.push(said.textContent)).observe(said, { childList: true });
+        }"""
+    )
+    return lambda: list(page.evaluate("window.heard"))
+
+
+def test_the_timeline(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
+    """A click, or an arrow key and Enter, takes the video to a slot; it tells what lies under the pointer; it zooms."""
+    api = serve_api()
+    results = add_ended(api, clip, slots=8)
+    with view(browser, api.url) as shown:
+        page = open_job(shown)
+        player = page.locator("video")
+        page.locator(".stages [data-slot='5']").click()
+        begin = results.slots[5].start_s
+        assert begin <= player.evaluate("video => video.currentTime") < begin + 0.02
+        assert shown.focused().startswith("Slot 6")
+        page.keyboard.press("ArrowRight")
+        assert shown.focused().startswith("Slot 7")
+        expect(page.locator(".tip")).to_contain_text("Slot 7")
+        page.keyboard.press("Enter")
+        begin = results.slots[6].start_s
+        assert begin <= player.evaluate("video => video.currentTime") < begin + 0.02
+        expect(page.locator(".answer[aria-current]")).to_have_attribute("data-slot", "6")
+        page.keyboard.press("Home")
+        before = page.locator(".stages [data-slot='0']").bounding_box()
+        page.keyboard.press("+")
+        after = page.locator(".stages [data-slot='0']").bounding_box()
+        assert before
+        assert after
+        assert after["width"] > 1.8 * before["width"]
+        assert shown.focused().startswith("Slot 1")
+        page.get_by_role("button", name="Show all").click()
+        expect(page.locator(".stages .slot")).to_have_count(8)
+        page.locator(".answer .jump").nth(2).click()
+        begin = results.slots[2].start_s
+        assert begin <= player.evaluate("video => video.currentTime") < begin + 0.02
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE, (320, 640)])
+def test_what_there_is_has_a_name_and_room(
+    browser: Browser, serve_api: ServeApi, clip: Path, size: tuple[int, int]
+) -> None:
+    """Every control can be named by a screen reader, and no page is wider than its window."""
+    api = serve_api()
+    add_ended(api, clip)
+    enter(api.data, api.store, "waiting", clip)
+    api.store.insert("long", "x" * 300, api.store.get("done").options, None)
+    with view(browser, api.url, size) as shown:
+        page = shown.page
+        expect(page.locator(".jobs a")).to_have_count(3)
+        assert (shown.nameless(), shown.overflows()) == ([], False)
+        page.goto(f"{api.url}/#/jobs/waiting")
+        page.get_by_role("button", name="Cancel…").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        assert (shown.nameless(), shown.overflows()) == ([], False)
+        open_job(shown)
+        assert (shown.nameless(), shown.overflows()) == ([], False)
+        page.goto(f"{api.url}/#/jobs/long")
+        expect(page.get_by_role("heading", name="xxx")).to_be_visible()
+        assert not shown.overflows()
+
+
+def test_signing_in(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
+    """A wrong token is told, the right one opens the view that was asked for, video and all; then out again."""
+    api = serve_api(token="right")
+    add_ended(api, clip)
+    with view(browser, f"{api.url}/#/jobs/done") as shown:
+        page = shown.page
+        expect(page.get_by_label("Access token")).to_be_focused()
+        for wrong in ("wrong", "\u65e5\u672c"):
+            page.keyboard.type(wrong)
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("alert")).to_contain_text("This is not the token.")
+            expect(page.get_by_label("Access token")).to_be_focused()
+        shown.forgive("401")
+        assert (shown.nameless(), shown.overflows()) == ([], False)
+        page.keyboard.type("right")
+        page.keyboard.press("Enter")
+        expect(page.locator("video")).to_have_js_property("readyState", 4)
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_label("Access token")).to_be_visible()
+        page.reload()
+        expect(page.get_by_label("Access token")).to_be_visible()
+
+
+def test_errors_in_words(browser: Browser, serve_api: ServeApi, clip: Path, tmp_path: Path) -> None:
+    """What is no video, too much, or gone, is told with what to do, and can be tried again."""
+    api = serve_api(max_queue=1)
+    (tmp_path / "notes.mp4").write_text("no video at all")
+    with view(browser, api.url) as shown:
+        page = shown.page
+        page.set_input_files("#file", [tmp_path / "notes.mp4", clip, clip])
+        page.get_by_role("button", name="Start 3 jobs").click()
+        alerts = page.get_by_role("alert")
+        expect(alerts).to_have_count(2)
+        expect(alerts.nth(0)).to_contain_text("notes.mp4 could not be taken. Notes.mp4")
+        expect(alerts.nth(1)).to_contain_text("The queue is full. Try again in a moment.")
+        (waiting,) = api.store.page(state="queued", limit=9, before=None)
+        api.store.ask_cancel(waiting.id)
+        alerts.nth(1).get_by_role("button", name="Try again").click()
+        expect(alerts).to_have_count(1)
+        expect(page.locator(".jobs a")).to_have_count(2)
+        page.get_by_role("button", name="Forget notes.mp4").click()
+        expect(alerts).to_have_count(0)
+        page.goto(f"{api.url}/#/jobs/none")
+        expect(alerts).to_contain_text("This job does not exist, or no longer")
+        shown.forgive("404", "422", "429")
+
+
+def test_hours_of_slots(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
+    """Thousands of slots are drawn as few shapes, and shown a page at a time; close up each can be chosen."""
+    api = serve_api()
+    add_ended(api, clip, slots=5000)
+    (api.data.folder("done").path / VIDEO_NAME).unlink()  # it has no such hours
+    with view(browser, f"{api.url}/#/jobs/done") as shown:
+        page = shown.page
+        expect(page.locator(".stages path")).to_have_count(3)
+        assert page.locator(".stages *").count() < 200
+        expect(page.locator(".answer")).to_have_count(24)
+        page.get_by_role("button", name="Later").last.click()
+        expect(page.locator(".answer").first).to_have_attribute("data-slot", "24")
+        for _ in range(5):
+            page.get_by_role("button", name="Zoom in").click()
+        middle = page.locator(".stages .slot").nth(3)
+        middle.click()
+        chosen = middle.get_attribute("data-slot")
+        assert chosen
+        assert int(chosen) > 2000
+        expect(page.locator(".answer[aria-current]")).to_have_attribute("data-slot", chosen)
+        expect(page.locator(".answer[aria-current]")).to_contain_text("This frame is not kept any more.")
+        shown.forgive("404")
