@@ -119,8 +119,9 @@ class Header:
     def read(cls, container: InputContainer, stream: VideoStream) -> Header:
         """Read the header of an open container."""
         bare = bool(container.format.flags & _NO_TIMESTAMPS)
-        # Without timestamps the average is a guess of the demuxer; the other comes from the stream itself.
-        rates = [stream.guessed_rate, stream.average_rate] if bare else [stream.average_rate, stream.guessed_rate]
+        rates = [stream.average_rate, stream.guessed_rate]
+        if bare:  # without timestamps these are the demuxer's; what the pictures say themselves goes first
+            rates = [stream.codec_context.framerate, *reversed(rates)]
         rate = next((rate for rate in rates if plausible_rate(rate)), None)
         # Matroska counts durations from the file's time 0, which may be long before the first frame.
         late_s = float((stream.start_time or 0) * (stream.time_base or 0)) if "matroska" in container.format.name else 0
