@@ -81,11 +81,6 @@ class HttpBody:
         if self._response.status != 200:
             raise SourceLost(f"{public_name(url)}: HTTP {self._response.status} {self._response.reason}")
 
-    @property
-    def content_type(self) -> str:
-        """The media type, in lower case."""
-        return str(self._response.headers.get_content_type())
-
     def is_playlist(self) -> bool:
         """Whether the body is an HLS playlist."""
         while len(self._ahead) < len(_PLAYLIST) and (more := self._response.read1(len(_PLAYLIST) - len(self._ahead))):

@@ -159,9 +159,11 @@ class LiveReader:
                 if connection.ends:
                     return None
         except _ERRORS as error:
+            said = str(error.strerror if isinstance(error, FFmpegError) else error) or type(error).__name__
+            said = said.replace(self._source.address, self._source.name)  # an address may hold a password
             if not self._source.reconnects:
-                raise SourceLost(f"{self._source.name}: {error}") from error
-            return str(error) or type(error).__name__
+                raise SourceLost(f"{self._source.name}: {said}") from error
+            return said
         finally:
             self._connection = None
         return "the source ended"

@@ -25,7 +25,6 @@ from pipeline_ver2.probe import Header, open_container
 
 _PROTOCOLS = "rtsp,rtsps,rtp,udp,srtp,http,https,tcp,tls,crypto,httpproxy"  # a playlist names no local files
 _UNTIMED_FORMATS = frozenset({"mpjpeg", "mjpeg", "jpeg_pipe"})  # their timestamps are counted, not measured
-_MULTIPART = "multipart/x-mixed-replace"
 _MOST_UNDECODABLE = 60
 _LONGEST_PAUSE_S = 5.0  # in a file: more is a jump of its timestamps
 
@@ -144,7 +143,7 @@ class Connection:
             self._body = None
             body.close()
             return self._av_open(address)
-        return self._av_open(body, format="mpjpeg" if body.content_type == _MULTIPART else None)
+        return self._av_open(body)
 
     def _av_open(
         self,
