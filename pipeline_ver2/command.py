@@ -9,10 +9,10 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from pipeline_ver2 import report
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, ResultsError, ZroactError
 from pipeline_ver2.job import Job, Observer, Silent
+from pipeline_ver2.live_options import LiveOptions
 from pipeline_ver2.main import TimingRecorder, probe_video
 from pipeline_ver2.overlay import annotate
 from pipeline_ver2.painting import Between, Caption, KeyframeOverlay
@@ -34,18 +35,27 @@ LOG_FORMAT = "%(asctime)s [%(levelname)s] %(message)s"
 VIDEO_NAME = "annotated.mp4"
 EXIT_FATAL, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 
+_LIVE_SPANS = 20_000
+
+T = TypeVar("T")
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def run(
-    clip: Annotated[Path, typer.Argument(help="The video.")],
+    clip: Annotated[str, typer.Argument(help="A video, or a live source: rtsp://, http://, /dev/video0, - for stdin.")],
     out: Annotated[Path | None, typer.Option(help="Output folder; default out/<name of the clip>.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file; default ./config.json.")] = None,
     gate: Annotated[str | None, typer.Option(help="all: ask about every slot; detections: only with findings.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Stage 2 requests at a time.")] = None,
     boxes: Annotated[str | None, typer.Option(help="With --annotate, between keyframes: hold or interpolate.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Live, if too fast: WAIT, DROP_OLDEST or DROP_LATEST.")] = None,
+    deadline: Annotated[float | None, typer.Option(min=0, help="Live: seconds from frame to answer; 0: any.")] = None,
+    duration: Annotated[float | None, typer.Option(min=0.1, help="Live: seconds after which it ends.")] = None,
+    until: Annotated[str | None, typer.Option(help="Live: when it ends, as ISO 8601 has it.")] = None,
     *,
+    live: Annotated[bool, typer.Option("--live", help="Read the video as fast as it plays, as a camera.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the results in the output folder.")] = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="With --resume: failed ones stay.")] = False,
     annotated: Annotated[bool, typer.Option("--annotate", help="Write an annotated video as well.")] = False,
@@ -62,13 +72,16 @@ def run(
                 "stage2.limit": concurrency,
             },
         )
-        job = Job(clip, out or Path("out") / clip.stem, resume=resume, keep_failed=keep_failed)
+        options = LiveOptions(live, policy, deadline, duration, until)
+        job = options.job(clip, out, settings, resume=resume, keep_failed=keep_failed)
+        if annotated and job.live is not None:
+            raise ConfigError("--annotate is for files")
         if keep_failed and not resume:
             raise ConfigError("--keep-failed goes with --resume")
         console = Console()
         logging.basicConfig(level=logging.WARNING if console.is_terminal else logging.INFO, format=LOG_FORMAT)
         logging.getLogger("stamina").setLevel(logging.ERROR)  # its lines name neither stage nor reason
-        results = asyncio.run(_until_signalled(job, settings, spawn=not no_spawn, annotated=annotated))
+        results = asyncio.run(until_signalled(_run_job(job, settings, spawn=not no_spawn, annotated=annotated)))
         _tell(console, job, results)
     if results.state != "succeeded":
         raise typer.Exit(EXIT_PARTIAL)
@@ -93,9 +106,9 @@ def main() -> None:
     app()
 
 
-async def _until_signalled(job: Job, config: Config, *, spawn: bool, annotated: bool) -> Results:
-    """Run the job; SIGTERM cancels it as Ctrl-C does."""
-    task = asyncio.ensure_future(_run_job(job, config, spawn=spawn, annotated=annotated))
+async def until_signalled(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work; SIGTERM cancels it as Ctrl-C does."""
+    task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 
@@ -103,7 +116,7 @@ async def _until_signalled(job: Job, config: Config, *, spawn: bool, annotated: 
 async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) -> Results:
     _check(job, config)
     async with Supervisor(config, spawn=spawn):
-        recorder = TimingRecorder()
+        recorder = TimingRecorder() if job.live is None else TimingRecorder(_LIVE_SPANS, keep_last=True)
         with _observer() as observer:
             results = await run_pipeline(job, config, observer, recorder=recorder)
     stop = threading.Event()
@@ -118,7 +131,8 @@ async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) ->
 def _check(job: Job, config: Config) -> None:
     """See what can be seen before daemons are started."""
     check_settings(config.pipeline)
-    probe_video(job.source)
+    if job.live is None or job.live.is_paced:
+        probe_video(job.source)
     Journal(job.out, resume=job.resume).close()
 
 

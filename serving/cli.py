@@ -95,6 +95,14 @@ def run(context: typer.Context) -> None:
     command.app(context.args, prog_name="zroact run")
 
 
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def streams(context: typer.Context) -> None:
+    """Follow several live streams at once."""
+    from pipeline_ver2 import streams_command
+
+    streams_command.app(context.args, prog_name="zroact streams")
+
+
 @app.command("plan-vram")
 def plan_vram(
     total_gb: Annotated[float | None, typer.Option(min=0.1, help="The card's memory.")] = None,
