@@ -1,8 +1,9 @@
-"""The bounded queue in front of the detector: requests that wait are run together, first come first served."""
+"""The bounded queue in front of the detector: requests that wait are run together, clients take turns."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pipeline_ver2.errors import DeadlineShed, QueueFull, StageUnreachable
 from serving.workers.stage1_engine import RawBatch, RawClip
+from serving.workers.turns import Turns
 
 T = TypeVar("T")
 Run = Callable[[Sequence[NDArray[np.uint8]]], RawBatch]
@@ -40,6 +42,7 @@ class Timed(Generic[T]):
 class _Job:
     """A request that waits. `started` is done when its turn has come, `done` holds its clips' output."""
 
+    client: str
     clips: Sequence[NDArray[np.uint8]]
     admitted: float
     started: asyncio.Future[float]
@@ -49,9 +52,11 @@ class _Job:
 class BatchQueue:
     """Owns the one thread the detector runs in, and joins what waits for it.
 
-    A run takes the request that waits longest and those behind it, as long as they fit into `max_batch` clips, or, for
-    an engine that works in chunks, into the last chunk of the first request. An engine that is free waits for company
-    at most `max_wait_s`, and only while the body of a further request is arriving.
+    Clients take turns, each one's own requests being first come first served. A run takes the request whose turn it is
+    and those behind it, as long as they fit into `max_batch` clips, or, for an engine that works in chunks, into the
+    last chunk of the first request. An engine that is free waits for company at most `max_wait_s`, and only while the
+    body of a further request is arriving. A full queue refuses the newcomer, or, if another client waits with more
+    requests than it does, the last one of those.
     """
 
     def __init__(self, max_batch: int, max_waiting: int, max_wait_s: float, registry: CollectorRegistry) -> None:
@@ -60,6 +65,7 @@ class BatchQueue:
         self._max_batch = max_batch
         self._max_wait_s = max_wait_s
         self._waiting: list[_Job] = []
+        self._turns = Turns()
         self._arriving = 0
         self._timer: asyncio.TimerHandle | None = None
         self._run: Run | None = None
@@ -105,7 +111,7 @@ class BatchQueue:
             self._arriving -= 1
 
     async def detect(
-        self, clips: Sequence[NDArray[np.uint8]], deadline_at: float | None = None
+        self, clips: Sequence[NDArray[np.uint8]], deadline_at: float | None = None, *, client: str = ""
     ) -> Timed[Sequence[RawClip]]:
         """Run clips, together with those of others.
 
@@ -115,20 +121,20 @@ class BatchQueue:
         Args:
             clips: Of one request, each `(T, H, W, 3)` uint8 RGB at the model's size, one at least.
             deadline_at: On the clock of `time.monotonic`; a request that cannot start before it is not started.
+            client: Who asks.
 
         Raises:
-            QueueFull: `max_waiting` requests wait already.
+            QueueFull: `max_waiting` requests wait already, now or once a client that had fewer waiting came.
             DeadlineShed: The deadline came first.
         """
         if self.running and self.waiting >= self.max_waiting:
-            retry_after_s = self._typical_s * self.waiting
-            raise QueueFull(f"{self.waiting} requests wait already (stage1.max_queue)", retry_after_s=retry_after_s)
+            self._make_room(client)
         admitted = time.monotonic()
         left_s = None if deadline_at is None else deadline_at - admitted
         if left_s is not None and left_s <= 0:
             raise DeadlineShed("the deadline had passed when the request came")
         loop = asyncio.get_running_loop()
-        job = _Job(clips, admitted, loop.create_future(), loop.create_future())
+        job = _Job(client, clips, admitted, loop.create_future(), loop.create_future())
         self._waiting.append(job)
         try:
             self._next_run()
@@ -154,6 +160,19 @@ class BatchQueue:
                 job.started.set_exception(StageUnreachable("the daemon is stopping"))
         self._waiting.clear()
 
+    def _make_room(self, client: str) -> None:
+        """Refuse the last request of the client that waits with the most, or the newcomer if nobody has more."""
+        said = f"{self.waiting} requests wait already (stage1.max_queue)"
+        retry_after_s = self._typical_s * self.waiting
+        counts = collections.Counter(job.client for job in self._waiting)
+        longest = max(counts, key=lambda each: counts[each])
+        if counts[longest] <= counts[client] + 1:
+            raise QueueFull(said, retry_after_s=retry_after_s)
+        last = next(job for job in reversed(self._waiting) if job.client == longest)
+        self._waiting.remove(last)
+        if not last.started.done():
+            last.started.set_exception(QueueFull(f"{said}, most of them this client's", retry_after_s=retry_after_s))
+
     def _next_run(self) -> None:
         """Start a run if the detector is free and there is nothing to wait for."""
         if self.running or not self._waiting:
@@ -175,12 +194,13 @@ class BatchQueue:
 
     def _next_batch(self) -> tuple[list[_Job], bool]:
         """The requests to run next, and whether no other could join them."""
-        first = len(self._waiting[0].clips)
+        waiting = self._turns.order(self._waiting, lambda job: job.client)
+        first = len(waiting[0].clips)
         room = self._max_batch if self._chunk is None else -(-first // self._chunk) * self._chunk
-        sums = itertools.accumulate(len(job.clips) for job in self._waiting)
+        sums = itertools.accumulate(len(job.clips) for job in waiting)
         fitting = sum(1 for total in sums if total <= room)
-        batch = self._waiting[: max(1, fitting)]
-        return batch, len(batch) < len(self._waiting) or sum(len(job.clips) for job in batch) >= room
+        batch = waiting[: max(1, fitting)]
+        return batch, len(batch) < len(waiting) or sum(len(job.clips) for job in batch) >= room
 
     def _start(self, batch: list[_Job]) -> None:
         if self._run is None:
@@ -189,7 +209,9 @@ class BatchQueue:
         future = asyncio.get_running_loop().run_in_executor(self._executor, _timed, self._run, clips)
         future.add_done_callback(partial(self._finished, batch))
         self.running = True
-        del self._waiting[: len(batch)]
+        for job in batch:
+            self._waiting.remove(job)
+            self._turns.take(job.client)
         self._batches.observe(len(clips))
         now = time.monotonic()
         for job in batch:

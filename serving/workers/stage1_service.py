@@ -102,7 +102,7 @@ class Stage1Service:
         """
 
         async def work() -> Timed[list[ClipOutput]]:
-            return await self._detect(list(request.clips), request.threshold, request.nms_iou, context.deadline_at)
+            return await self._detect(list(request.clips), request.threshold, request.nms_iou, context)
 
         return await self._answered.run(context.idempotency_key, body, work)
 
@@ -132,7 +132,7 @@ class Stage1Service:
         good = [clip.frames for clip in decoded if isinstance(clip, DecodedClip)]
         timed = None
         if good:
-            timed = await self._detect(good, threshold, self.config.nms_iou, context.deadline_at)
+            timed = await self._detect(good, threshold, self.config.nms_iou, context)
         outputs = iter(timed.value if timed else ())
         run_s = timed.run_s if timed else 0
         results = [
@@ -157,10 +157,10 @@ class Stage1Service:
             logger.info("detector ready: %s", json.dumps(described(detector.info)))
 
     async def _detect(
-        self, clips: Sequence[NDArray[np.uint8]], threshold: float, nms_iou: float, deadline_at: float | None
+        self, clips: Sequence[NDArray[np.uint8]], threshold: float, nms_iou: float, context: RequestContext
     ) -> Timed[list[ClipOutput]]:
         info = self.detector.info
-        raw = await self.queue.detect(clips, deadline_at)
+        raw = await self.queue.detect(clips, context.deadline_at, client=context.client)
         # Many boxes would hold up the event loop. The detector's thread has the next batch to run.
         find = partial(findings, raw.value, info, threshold, nms_iou)
         outputs = find() if are_few(raw.value, threshold) else await asyncio.to_thread(find)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from pipeline_ver2.errors import StageError
+from serving.workers.turns import Turns
 
 _TOLERANCE_S = 1e-6  # clocks and means are sums of floats
-_CLIENTS_REMEMBERED = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +48,7 @@ class WaitingLine:
         self._urgent: list[Ticket] = []
         self._patient: list[Ticket] = []
         self._earned = 0.0
-        self._served: OrderedDict[str, int] = OrderedDict()
-        self._turns = 0
+        self._turns = Turns()
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._patient)
@@ -68,14 +67,10 @@ class WaitingLine:
             ticket = self._by_urgency()[0]
             self._earned = self._earn(self._earned)
         else:
-            ticket = min(self._patient, key=lambda waiting: (self._last_turn(waiting), waiting.number))
+            ticket = min(self._patient, key=lambda waiting: (self._turns.last(waiting.client), waiting.number))
             self._earned = self._spend(self._earned)
         self.remove(ticket)
-        self._turns += 1
-        self._served[ticket.client] = self._turns
-        self._served.move_to_end(ticket.client)
-        if len(self._served) > _CLIENTS_REMEMBERED:
-            self._served.popitem(last=False)
+        self._turns.take(ticket.client)
         return ticket
 
     def too_late(self, free_at: Iterable[float], *, work_s: float, needed_s: float) -> list[Ticket]:
@@ -123,12 +118,9 @@ class WaitingLine:
         keyed = []
         for ticket in self._urgent:
             same = (ticket.due_at, ticket.client)
-            keyed.append((ticket.due_at, nth[same], self._last_turn(ticket), ticket.number, ticket))
+            keyed.append((ticket.due_at, nth[same], self._turns.last(ticket.client), ticket.number, ticket))
             nth[same] += 1
         return [ticket for *_, ticket in sorted(keyed, key=lambda row: row[:4])]
-
-    def _last_turn(self, ticket: Ticket) -> int:
-        return self._served.get(ticket.client, 0)
 
     def _earn(self, earned: float) -> float:
         return min(1.0, earned + self._min_share)

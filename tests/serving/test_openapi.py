@@ -18,8 +18,7 @@ from serving.workers import stage1_server, stage2_server
 from tests.servers import served
 from tests.serving.conftest import ServeApi
 
-EXAMPLES = 10
-PATIENCE_S = 300
+PATIENCE_S = 600
 # A schema cannot say what is a video, a model that is served, or a list as long as the model wants.
 UNKNOWABLE = "positive_data_acceptance"
 
@@ -37,11 +36,11 @@ def daemons() -> Iterator[dict[str, str]]:
 _EMULATED = {"engine": "emulated", "emulated.service_s": 0, "max_body_mb": 1}
 
 
-def check(url: str, folder: Path) -> None:
+def check(url: str, folder: Path, *, phases: str, examples: int) -> None:
     """Send requests that fit the document and such that do not; fail with what the tool says of the replies."""
     (folder / "schemathesis.toml").write_text('[parameters]\n"path.job_id" = ["waiting", "ended", "none"]\n')
     command = [Path(sys.executable).with_name("st"), "run", f"{url}/openapi.json", "--no-color"]
-    bounds = ["--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--seed", "1", "--no-shrink"]
+    bounds = ["--phases", phases, "-n", str(examples), "--seed", "1", "--no-shrink"]
     options = ["--exclude-checks", UNKNOWABLE, "--continue-on-failure", "--request-timeout", "60", "--warnings", "off"]
     ran = subprocess.run(
         [*command, *bounds, *options], cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S
@@ -50,18 +49,9 @@ def check(url: str, folder: Path) -> None:
     assert "Test cases:" in ran.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("stage", ["stage1.url", "stage2.url"])
-def test_a_daemon(daemons: dict[str, str], stage: str, tmp_path: Path) -> None:
-    """No status, kind of content or body that is not documented, no internal error, nothing accepted that is wrong."""
-    check(daemons[stage], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(PATIENCE_S)
-def test_the_job_api(daemons: dict[str, str], serve_api: ServeApi, tmp_path: Path) -> None:
-    """The same, with jobs that wait and that have ended."""
+@pytest.fixture
+def urls(daemons: dict[str, str], serve_api: ServeApi) -> dict[str, str]:
+    """Both daemons, and the job API with jobs that wait and that have ended."""
     api = serve_api(daemons)
     for job_id in ("waiting", "ended"):
         api.store.insert(job_id, f"{job_id}.mp4", JobOptions(), None)
@@ -69,4 +59,22 @@ def test_the_job_api(daemons: dict[str, str], serve_api: ServeApi, tmp_path: Pat
     api.store.end("ended", "succeeded")
     for name in (RESULTS_NAME, TRACE_NAME):
         (api.data.folder("ended").path / name).write_text("{}")
-    check(api.url, tmp_path)
+    return {"serving.url": api.url, **daemons}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize(
+    ("server", "phases"), [("stage1.url", "fuzzing"), ("stage2.url", "fuzzing"), ("serving.url", "coverage,fuzzing")]
+)
+def test_replies_are_as_documented(urls: dict[str, str], server: str, phases: str, tmp_path: Path) -> None:
+    """No status, kind of content or body that is not documented, no internal error, nothing accepted that is wrong."""
+    check(urls[server], tmp_path, phases=phases, examples=10)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("server", ["stage1.url", "stage2.url", "serving.url"])
+def test_many_replies_are_as_documented(urls: dict[str, str], server: str, tmp_path: Path) -> None:
+    """The same at length."""
+    check(urls[server], tmp_path, phases="coverage,fuzzing", examples=100)

@@ -47,6 +47,13 @@ class Runs:
         return RawBatch([clip.astype(np.float32) for clip in clips], padded=1)
 
 
+async def _until_waiting(queue: BatchQueue, number: int) -> None:
+    """As many requests wait."""
+    async with asyncio.timeout(20):
+        while queue.waiting != number:
+            await asyncio.sleep(0)
+
+
 @pytest.fixture
 def registry() -> CollectorRegistry:
     """The queue's metrics."""
@@ -293,3 +300,32 @@ async def test_other_work_shares_the_thread(make_queue: MakeQueue) -> None:
     """What loads the engine runs in the thread that later runs it."""
     queue = make_queue()
     assert (await queue.call(threading.current_thread)).name.startswith("detector")
+
+
+async def test_clients_take_turns(make_queue: MakeQueue, runs: Runs) -> None:
+    """One that came late with one request does not wait behind all of another's; each one's own stay in order."""
+    queue = make_queue()
+    running = await _occupied(queue, runs)
+    tasks = [asyncio.create_task(queue.detect(_clips(*range(n, n + 4)), client="big")) for n in (10, 20, 30)]
+    tasks += [asyncio.create_task(queue.detect(_clips(*range(n, n + 4)), client="small")) for n in (40, 50)]
+    await _until_waiting(queue, 5)
+    runs.release.set()
+    await asyncio.gather(running, *tasks)
+    assert [batch[0] for batch in runs.batches] == [0, 10, 40, 20, 50, 30]
+
+
+async def test_a_full_queue_makes_room_for_another_client(make_queue: MakeQueue, runs: Runs) -> None:
+    """The last request of whoever waits with the most goes; a client with as many is refused itself."""
+    queue = make_queue(max_waiting=3)
+    running = await _occupied(queue, runs)
+    big = [asyncio.create_task(queue.detect(_clips(number), client="big")) for number in (1, 2, 3)]
+    await _until_waiting(queue, 3)
+    small = asyncio.create_task(queue.detect(_clips(4), client="small"))
+    with pytest.raises(QueueFull, match="most of them this client's"):
+        await big[2]
+    for client in ("big", "small"):
+        with pytest.raises(QueueFull, match="3 requests wait"):
+            await queue.detect(_clips(5), client=client)
+    runs.release.set()
+    await asyncio.gather(running, *big[:2], small)
+    assert runs.batches == [[0], [1, 4, 2]]

@@ -156,4 +156,4 @@ def test_a_client_that_has_gone_is_forgotten_in_the_end() -> None:
     for number in range(3000):
         line.add(f"client {number}")
         line.line.pop()
-    assert len(line.line._served) <= 1024
+    assert len(line.line._turns._last) <= 1024
