@@ -85,12 +85,11 @@ class EventFile:
         Raises:
             OSError: It cannot be written.
         """
-        if self._file is None:
-            raise RuntimeError("the file was not begun")
-        if self._file.tell() > self._max_bytes:
-            self._file.close()
+        if self._file is not None and self._file.tell() > self._max_bytes:
+            self.close()
             self._path.replace(self._path.with_name(EARLIER_NAME))
-            self._start("wb")
+        if self._file is None:
+            self._start("ab")
         self._put(event.model_dump_json(exclude_none=True))
 
     def save_image(self, event_id: str, jpeg: bytes) -> None:
@@ -111,9 +110,10 @@ class EventFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
+        file, self._file = self._file, None
+        if file is not None:
             with suppress(OSError):  # what a full disk did not take was told when it was written
-                self._file.close()
+                file.close()
 
     def _start(self, mode: str) -> None:
         self._file = self._path.open(mode)

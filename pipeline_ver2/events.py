@@ -149,7 +149,13 @@ class EventTracker:
         """No more slots come; an event that goes on ends for this reason."""
         while self._waiting:
             self._take_next()
-        self._end(reason)
+        self.end(reason)
+
+    def end(self, reason: EndReason) -> None:
+        """End the event that goes on, if there is one; slots may come that begin others."""
+        ended, self._open = self._open, None
+        if ended is not None:
+            self._say(ended, state="ended", reason=reason)
 
     def _take_next(self) -> None:
         """Go on with the next slot there is."""
@@ -164,19 +170,19 @@ class EventTracker:
         elif record.state in _SILENT_STATES:
             self._miss(1)
         else:
-            self._end("over")
+            self.end("over")
 
     def _miss(self, slots: int) -> None:
         self._silent += slots
         if self._silent > self._gap_slots:
-            self._end("gap")
+            self.end("gap")
 
     def _join(self, record: SlotRecord, action: str, picture: Picture | None) -> None:
         self._silent = 0
         if self._open is not None and record.start_s - self._open.event.end_s > self._longest_gap_s:
-            self._end("gap")
+            self.end("gap")
         if self._open is not None and self._open.event.action != action:
-            self._end("over")
+            self.end("over")
         best, jpeg = _best_slot(record, picture), None if picture is None else picture.jpeg
         if self._open is None:
             self._begin(record, action, best, jpeg)
@@ -204,11 +210,6 @@ class EventTracker:
         )
         self._open = _Open(event, jpeg)
         self._say(self._open)
-
-    def _end(self, reason: EndReason) -> None:
-        ended, self._open = self._open, None
-        if ended is not None:
-            self._say(ended, state="ended", reason=reason)
 
     def _say(self, of: _Open, **changes: object) -> None:
         of.event = of.event.model_copy(update={**changes, "at": datetime.now(UTC)})

@@ -94,7 +94,7 @@ async def run_pipeline(
         earlier = journal.start(await header_of(job, config, stages))
         if job.live is not None:
             earlier = RecentRecords(config.live.recent, config.pipeline.slot_frames)
-        told = RunEvents(config, job.out, job.stream or job.source.stem, observer or Silent())
+        told = RunEvents(config, job, observer or Silent())
         events = await stack.enter_async_context(told)
         run = _Run(job, config, recorder, journal, earlier, stages, decoder, events, losses)
         return await run.conduct()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from pipeline_ver2.config import Config, PipelineConfig
 from pipeline_ver2.event_file import EVENTS_NAME, EventFile, image_name, new_run_id
 from pipeline_ver2.events import EndReason, Event, EventTracker, Notice
-from pipeline_ver2.job import Observer
+from pipeline_ver2.job import Job, Observer
 from pipeline_ver2.mqtt import MqttSink
 from pipeline_ver2.results import KeyframeRecord, SlotRecord
 from pipeline_ver2.sinks import Outlet, WebhookSink, flush
@@ -30,21 +30,24 @@ class RunEvents:
 
     Args:
         config: The configuration; its section `events` says who is told.
-        folder: The output folder, which exists.
-        stream: What the source is called.
+        job: The run, whose output folder exists. A live source is not seen again from its beginning when the run
+            goes on, so earlier events stay.
         observer: Is told all that is told here.
-        live: The source is not seen again from its beginning when the run goes on: earlier events stay.
     """
 
-    def __init__(self, config: Config, folder: Path, stream: str, observer: Observer, *, live: bool = False) -> None:
+    def __init__(self, config: Config, job: Job, observer: Observer) -> None:
         self._config = config.events
-        self._slot_s = _slot_s(config.pipeline)
-        self._stream = stream
+        self._stream = job.stream or (job.source.stem if job.live is None else job.live.name)
         self._observer = observer
-        self._live = live
+        self._live = job.live is not None
+        self._slot_s = _slot_s(config.pipeline)
+        # By then a slot has been answered or given up.
+        settled_s = (job.live and job.live.deadline_s) or 2 * config.stage2.timeout_s
+        self._longest_silence_s = settled_s + (config.events.gap_slots + 1.5) * (self._slot_s or 0)
+        self._heard_at = 0.0
         self._file: EventFile | None = None
         if config.events.file:
-            self._file = EventFile(folder, max_mb=config.events.max_file_mb, max_images=config.events.max_images)
+            self._file = EventFile(job.out, max_mb=config.events.max_file_mb, max_images=config.events.max_images)
         self._outlets = self._make_outlets()
         self._stack = AsyncExitStack()
         self._tracker: EventTracker | None = None
@@ -66,6 +69,9 @@ class RunEvents:
             look_ahead=self._config.look_ahead,
             slot_s=self._slot_s,
         )
+        if self._live:
+            watching = asyncio.create_task(self._watch(), name="silence of a live source")
+            self._stack.push_async_callback(_cancelled, watching)
         for event in left:
             self._tell(Notice(event.model_copy(update={"state": "ended", "reason": "interrupted"}), None))
         return self
@@ -87,6 +93,7 @@ class RunEvents:
     def settled(self, record: KeyframeRecord | SlotRecord) -> None:
         """Pass it on, and see what it means for events."""
         self._observer.settled(record)
+        self._heard_at = time.monotonic()
         self._entered.settled(record)
 
     async def close(self, reason: EndReason) -> None:
@@ -115,6 +122,13 @@ class RunEvents:
         if self._tracker is None:
             raise RuntimeError("the events were not entered")
         return self._tracker
+
+    async def _watch(self) -> None:
+        """End an event of which nothing was heard for too long: a live source may stay away for hours."""
+        while True:
+            await asyncio.sleep(self._longest_silence_s / 4)
+            if time.monotonic() - self._heard_at > self._longest_silence_s:
+                self._entered.end("gap")
 
     def _make_outlets(self) -> list[Outlet]:
         config, outlets = self._config, []
@@ -159,6 +173,11 @@ class RunEvents:
         if self._unwritten is None:
             log.warning("events: %s: %s", EVENTS_NAME, error.strerror)
         self._unwritten = error.strerror or type(error).__name__
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _slot_s(config: PipelineConfig) -> float | None:

@@ -71,18 +71,23 @@ async def watcher(port: int, login: tuple[str, str] | None = None) -> AsyncItera
     """Somebody who sees all that a broker has and gets, from here on."""
     watched, loop, subscribed = Watcher(), asyncio.get_running_loop(), asyncio.Event()
 
-    def keep(topic: str, payload: bytes, kept: bool) -> None:  # noqa: FBT001 - as it comes
-        watched.seen.append((topic, payload, kept))
+    def keep(message: paho.MQTTMessage) -> None:
+        watched.seen.append((message.topic, bytes(message.payload), message.retain))
         watched.news.set()
+
+    def on_message(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        loop.call_soon_threadsafe(keep, message)
+
+    def on_connect(client: paho.Client, _data: object, _flags: object, _code: object, _more: object) -> None:
+        client.subscribe("#", qos=1)
+
+    def on_subscribe(_client: paho.Client, _data: object, _mid: int, _codes: object, _more: object) -> None:
+        loop.call_soon_threadsafe(subscribed.set)
 
     client = paho.Client(CallbackAPIVersion.VERSION2)
     if login is not None:
         client.username_pw_set(*login)
-    client.on_message = lambda _client, _data, message: loop.call_soon_threadsafe(
-        keep, message.topic, message.payload, message.retain
-    )
-    client.on_connect = lambda *_: client.subscribe("#", qos=1)
-    client.on_subscribe = lambda *_: loop.call_soon_threadsafe(subscribed.set)
+    client.on_message, client.on_connect, client.on_subscribe = on_message, on_connect, on_subscribe
     client.connect("127.0.0.1", port)
     client.loop_start()
     try:
