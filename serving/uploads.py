@@ -127,8 +127,12 @@ def check_room(folder: Path, size: int = 0) -> None:
 async def _receive(request: Request, file: PartFile, max_bytes: int) -> Upload:
     body = request.stream()
     try:
-        _check_announced(request, file.path.parent, max_bytes)
-        form = _Form(request, max_bytes)
+        form = _expected(request, file.path.parent, max_bytes)
+    except ZroactError:
+        if request.headers.get("expect") is None:  # else nothing comes unless it is asked for
+            await _drain(body)
+        raise
+    try:
         async for chunk in in_time(body):
             form.feed(chunk)
             if form.pending >= _PIECE_BYTES:
@@ -138,6 +142,12 @@ async def _receive(request: Request, file: PartFile, max_bytes: int) -> Upload:
     except ZroactError:
         await _drain(body)
         raise
+
+
+def _expected(request: Request, folder: Path, max_bytes: int) -> _Form:
+    """An empty form, if the head of the request tells of one that can be taken."""
+    _check_announced(request, folder, max_bytes)
+    return _Form(request, max_bytes)
 
 
 def _check_announced(request: Request, folder: Path, max_bytes: int) -> None:
