@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import numpy as np
@@ -247,6 +248,9 @@ class Span:
     attributes: Mapping[str, int | float | str]
 
 
+_NOTHING: Mapping[str, int | float | str] = MappingProxyType({})
+
+
 class TimingRecorder:
     """Collects spans from any thread. Past `limit` spans some are only counted, so that memory stays bounded.
 
@@ -257,7 +261,11 @@ class TimingRecorder:
         self._limit = limit
         self._keep_last = keep_last
         self._start = time.perf_counter()
-        self._spans: deque[Span] = deque()
+        # In columns: a long video has a hundred thousand spans, most of them without attributes.
+        self._names: list[str] = []
+        self._kinds, self._starts, self._ends = array("H"), array("d"), array("d")
+        self._attributes: dict[int, Mapping[str, int | float | str]] = {}
+        self._oldest = 0
         self._lock = threading.Lock()
         self.dropped = 0
 
@@ -268,12 +276,22 @@ class TimingRecorder:
     def add(self, name: str, start_s: float, end_s: float, **attributes: int | float | str) -> None:
         """Record a span measured with `now`."""
         with self._lock:
-            full = len(self._spans) >= self._limit
-            self.dropped += full
-            if full and self._keep_last:
-                self._spans.popleft()
-            if not full or self._keep_last:
-                self._spans.append(Span(name, start_s, end_s, attributes))
+            if name not in self._names:
+                self._names.append(name)
+            kind, place = self._names.index(name), len(self._kinds)
+            if place < self._limit:
+                self._kinds.append(kind)
+                self._starts.append(start_s)
+                self._ends.append(end_s)
+            else:
+                self.dropped += 1
+                if not self._keep_last:
+                    return
+                place, self._oldest = self._oldest, (self._oldest + 1) % self._limit
+                self._kinds[place], self._starts[place], self._ends[place] = kind, start_s, end_s
+                self._attributes.pop(place, None)
+            if attributes:
+                self._attributes[place] = attributes
 
     @contextmanager
     def span(self, name: str, **attributes: int | float | str) -> Iterator[None]:
@@ -288,4 +306,9 @@ class TimingRecorder:
     def spans(self) -> tuple[Span, ...]:
         """Everything recorded so far, in the order it ended."""
         with self._lock:
-            return tuple(self._spans)
+            count = len(self._kinds)
+            places = ((self._oldest + number) % count for number in range(count))
+            return tuple(
+                Span(self._names[self._kinds[p]], self._starts[p], self._ends[p], self._attributes.get(p, _NOTHING))
+                for p in places
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline_ver2.results import Counts, Latency, Records, Results, RunState, S
 
 TRACE_NAME = "timeline.json"
 PICTURE_NAME = "timeline.svg"
+_PICTURE_STEPS = 4000  # of its width; a bar that is shorter is not seen alone
 
 # Rows of the timeline, top to bottom, with the colour of each kind of span.
 _ROWS = {
@@ -96,13 +97,21 @@ def write_timeline(folder: Path, spans: Sequence[Span], trace_id: str | None = N
 
     Each request to a stage has its `span_id` in the trace of the job, which is named too.
     """
+    path = folder / TRACE_NAME
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps({"trace_id": trace_id})}, "traceEvents": [')
+        for number, event in enumerate(_trace_events(spans)):  # one by one: there may be a hundred thousand
+            file.write(f"{',' if number else ''}\n{json.dumps(event)}")
+        file.write("\n]}\n")
+    return path
+
+
+def _trace_events(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
     rows = {name: number for number, name in enumerate(_ROWS)}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
-        for name, number in rows.items()
-    ]
-    events += [
-        {
+    for name, number in rows.items():
+        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
+    for span in spans:
+        yield {
             "ph": "X",
             "name": span.name,
             "cat": span.name.split("_")[0],
@@ -112,12 +121,6 @@ def write_timeline(folder: Path, spans: Sequence[Span], trace_id: str | None = N
             "dur": round((span.end_s - span.start_s) * 1e6),
             "args": dict(span.attributes),
         }
-        for span in spans
-    ]
-    path = folder / TRACE_NAME
-    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"trace_id": trace_id}}
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return path
 
 
 def draw_timeline(folder: Path, spans: Sequence[Span]) -> Path:
@@ -126,8 +129,9 @@ def draw_timeline(folder: Path, spans: Sequence[Span]) -> Path:
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     axes = figure.subplots()
+    shortest_s = max((span.end_s for span in spans), default=0) / _PICTURE_STEPS
     for row, (name, colour) in enumerate(_ROWS.items()):
-        bars = [(span.start_s, span.end_s - span.start_s) for span in spans if span.name == name]
+        bars = list(visible_bars((span for span in spans if span.name == name), shortest_s))
         axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
     axes.set_yticks(range(len(_ROWS)), [name.replace("_", " ") for name in _ROWS])
     axes.invert_yaxis()
@@ -138,6 +142,20 @@ def draw_timeline(folder: Path, spans: Sequence[Span]) -> Path:
     path = folder / PICTURE_NAME
     figure.savefig(path)
     return path
+
+
+def visible_bars(spans: Iterable[Span], shortest_s: float) -> Iterator[tuple[float, float]]:
+    """Starts and lengths of the bars of one row: what is shorter and follows at once is joined to the bar before it."""
+    start_s = end_s = None
+    for span in sorted(spans, key=lambda span: span.start_s):
+        if end_s is not None and span.start_s - end_s < shortest_s and span.end_s - span.start_s < shortest_s:
+            end_s = max(end_s, span.end_s)
+            continue
+        if start_s is not None and end_s is not None:
+            yield start_s, end_s - start_s
+        start_s, end_s = span.start_s, span.end_s
+    if start_s is not None and end_s is not None:
+        yield start_s, end_s - start_s
 
 
 def summary_table(results: Results) -> Table:

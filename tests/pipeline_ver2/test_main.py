@@ -297,6 +297,21 @@ def test_past_its_limit_the_recorder_only_counts() -> None:
     assert recorder.dropped == 3
 
 
+def test_a_recorder_that_keeps_the_last_spans_forgets_the_oldest() -> None:
+    """Times, names and attributes stay together, in order, when old places are used again."""
+    recorder = TimingRecorder(limit=3, keep_last=True)
+    for number in range(8):
+        recorder.add(f"name{number % 4}", number, number + 0.5, **({"slot": number} if number % 2 else {}))
+    assert [(span.name, span.start_s, span.end_s) for span in recorder.spans] == [
+        ("name1", 5, 5.5),
+        ("name2", 6, 6.5),
+        ("name3", 7, 7.5),
+    ]
+    assert [dict(span.attributes) for span in recorder.spans] == [{"slot": 5}, {}, {"slot": 7}]
+    assert recorder.dropped == 5
+    assert TimingRecorder().spans == ()
+
+
 def test_resize_squashes_and_leaves_the_right_size_alone() -> None:
     """Aspect is not kept; nothing is copied where nothing is to do."""
     rgb = np.zeros((40, 80, 3), dtype=np.uint8)

@@ -123,6 +123,17 @@ def test_the_picture_is_an_svg_with_a_bar_for_each_span(tmp_path: Path) -> None:
         assert root.tag.endswith("svg")
 
 
+def test_a_long_run_is_drawn_with_the_bars_that_can_be_seen(tmp_path: Path) -> None:
+    """Ten thousand short spans after one another are one bar, and no time of them is lost; long ones stay apart."""
+    short = [Span("decode", number / 100, number / 100 + 0.009, {}) for number in range(10_000)]
+    ((start, length),) = report.visible_bars(short, 0.025)
+    assert (start, length) == pytest.approx((0, 99.999))
+    apart = [Span("decode", 5, 6, {}), Span("decode", 6, 7, {}), Span("decode", 9, 9.001, {})]
+    assert list(report.visible_bars(apart, 0.025)) == [(5, 1), (6, 1), (9, pytest.approx(0.001))]
+    assert list(report.visible_bars([], 0.025)) == []
+    assert report.draw_timeline(tmp_path, [*short, *SPANS]).stat().st_size < 100_000
+
+
 def test_the_summary_tells_counts_answers_and_reasons() -> None:
     """The table has the clip, each slot's outcome and every warning."""
     console = Console(width=120, file=io.StringIO())
