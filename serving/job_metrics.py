@@ -28,6 +28,15 @@ class JobMetrics:
             "zroact_job_queue_wait_seconds", "From the request to the first start.", buckets=_WAITS_S, registry=registry
         )
         self.upload_bytes = Counter("zroact_upload_bytes", "Bytes of uploaded videos.", registry=registry)
+        self._news = Counter(
+            "zroact_job_webhook_tries", "Posts about ended jobs, by what came of them.", ["outcome"], registry=registry
+        )
+        self._news_lost = Counter(
+            "zroact_job_webhook_lost",
+            "Ended jobs nobody was told of, by reason.",
+            ["reason"],
+            registry=registry,
+        )
         registry.register(_Table(store, data_dir))
 
     def started(self, record: JobRecord) -> None:
@@ -38,6 +47,14 @@ class JobMetrics:
     def ended(self, state: JobState) -> None:
         """A job has ended."""
         self._ended.labels(state).inc()
+
+    def told(self, outcome: str) -> None:
+        """The webhook was tried."""
+        self._news.labels(outcome).inc()
+
+    def gave_up(self, reason: str) -> None:
+        """The webhook is not tried again for a job."""
+        self._news_lost.labels(reason).inc()
 
 
 class _Table(Collector):

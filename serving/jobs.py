@@ -132,7 +132,7 @@ class JobFolder:
 
     def size(self) -> int:
         """Bytes of all its files."""
-        return sum(file.stat().st_size for file in self.path.glob("*") if file.is_file())
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def remove(self) -> None:
         """Delete it with all its files."""

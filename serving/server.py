@@ -18,6 +18,7 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.errors import DatabaseAway, StageError
 from serving.app import JobApi
 from serving.durability import DurableQueue
+from serving.end_news import EndNews
 from serving.intake import Intake
 from serving.job_metrics import JobMetrics
 from serving.jobs import DataDir
@@ -59,7 +60,7 @@ async def engine(config: Config, adopted: Sequence[str] = ()) -> AsyncIterator[E
     """
     data = DataDir(config.paths.data_dir)
     await asyncio.to_thread(data.prepare)
-    with data.executor() as name, _store(config.serving.database_url or data.database_url) as store:
+    with data.executor() as name, _store(config, data) as store:
         metrics = JobMetrics(CollectorRegistry(), store, data.path)
         worker = Worker(config, store, data, metrics)
         queue = DurableQueue(
@@ -70,12 +71,16 @@ async def engine(config: Config, adopted: Sequence[str] = ()) -> AsyncIterator[E
         )
         await asyncio.to_thread(_open, queue, store, data, adopted)
         log.info("jobs run here as executor %s, %d at a time", name, config.serving.jobs_at_once)
-        cleaner = asyncio.create_task(_clean(config, store, data, queue), name="retention")
+        beside = [asyncio.create_task(_clean(config, store, data, queue), name="retention")]
+        if config.serving.webhook is not None:
+            news = EndNews(config.serving.webhook, store, metrics)
+            beside.append(asyncio.create_task(news.run(), name="webhook of ended jobs"))
         try:
             yield Engine(store, data, queue, metrics)
         finally:
-            cleaner.cancel()
-            await asyncio.wait([cleaner])
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
             await asyncio.to_thread(_close, queue, worker)
 
 
@@ -146,8 +151,9 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _store(url: str) -> Iterator[JobStore]:
-    store = JobStore(url)
+def _store(config: Config, data: DataDir) -> Iterator[JobStore]:
+    url = config.serving.database_url or data.database_url
+    store = JobStore(url, has_news=config.serving.webhook is not None)
     try:
         yield store
     finally:

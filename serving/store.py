@@ -34,6 +34,8 @@ _JOBS = sql.Table(
     sql.Column("ended_at", sql.Float),
     sql.Column("request_hash", sql.String(64)),
     sql.Column("trace_id", sql.String(32)),
+    sql.Column("news_due_at", sql.Float),
+    sql.Column("news_tries", sql.Integer),
 )
 _OPEN = _JOBS.c.state.in_(["queued", "running"])
 _TIMES = ("created_at", "started_at", "ended_at")
@@ -47,12 +49,14 @@ class JobStore:
 
     Args:
         url: SQLAlchemy URL of the database.
+        has_news: Whether somebody is to be told of every job that ends; until then it is not forgotten.
 
     Raises:
         ConfigError: The database cannot be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, has_news: bool = False) -> None:
+        self._has_news = has_news
         try:
             self._engine = _engine(_with_driver(url))
             if self._engine.dialect.name == "sqlite":
@@ -154,8 +158,9 @@ class JobStore:
             return list(connection.scalars(sql.select(_JOBS.c.id).where(_OPEN).order_by(_JOBS.c.created_at)))
 
     def ended(self) -> list[JobRecord]:
-        """All jobs that have ended, those that ended first at the front."""
-        return self._select(sql.select(_JOBS).where(_JOBS.c.state.in_(ENDED)).order_by(_JOBS.c.ended_at))
+        """All jobs that have ended and that nobody is still to be told of, those that ended first at the front."""
+        wanted = sql.select(_JOBS).where(_JOBS.c.state.in_(ENDED)).order_by(_JOBS.c.ended_at)
+        return self._select(wanted.where(_JOBS.c.news_due_at.is_(None)) if self._has_news else wanted)
 
     def start(self, job_id: str) -> JobRecord | None:
         """Count an attempt and mark a job running; None if it has ended or is to be cancelled."""
@@ -177,7 +182,8 @@ class JobStore:
 
     def end(self, job_id: str, state: JobState, error: str | None = None) -> bool:
         """Mark a job ended; False if it had ended before, which stays."""
-        values = {"state": state, "error": error, "ended_at": time.time()}
+        now = time.time()
+        values = {"state": state, "error": error, "ended_at": now, "news_due_at": now if self._has_news else None}
         return self._write(sql.update(_JOBS).where(_JOBS.c.id == job_id, _OPEN).values(values)) == 1
 
     def ask_cancel(self, job_id: str) -> JobRecord:
@@ -186,14 +192,15 @@ class JobStore:
         Raises:
             UnknownJob: There is none of this id.
         """
-        queued = _JOBS.c.state == "queued"
+        queued, now = _JOBS.c.state == "queued", time.time()
         self._write(
             sql.update(_JOBS)
             .where(_JOBS.c.id == job_id, _OPEN)
             .values(
                 cancel_asked=True,
                 state=sql.case((queued, "cancelled"), else_=_JOBS.c.state),
-                ended_at=sql.case((queued, time.time()), else_=_JOBS.c.ended_at),
+                ended_at=sql.case((queued, now), else_=_JOBS.c.ended_at),
+                news_due_at=sql.case((queued, now if self._has_news else None), else_=_JOBS.c.news_due_at),
             )
         )
         return self.get(job_id)
@@ -203,6 +210,28 @@ class JobStore:
         with self._connected() as connection:
             asked = connection.scalar(sql.select(_JOBS.c.cancel_asked).where(_JOBS.c.id == job_id))
             return asked is None or bool(asked)
+
+    def take_news(self, most: int, hold_s: float) -> list[tuple[JobRecord, int]]:
+        """Ended jobs that somebody is to be told of now, each with the number of this try.
+
+        Who takes one has `hold_s` to say what came of it; then, for that process may be dead, another takes it.
+        """
+        due = sql.select(_JOBS).where(_JOBS.c.news_due_at <= time.time()).order_by(_JOBS.c.news_due_at).limit(most)
+        with self._connected() as connection:
+            rows = connection.execute(due).mappings().all()
+        taken = []
+        for row in rows:
+            tries = (row["news_tries"] or 0) + 1
+            as_it_was = (_JOBS.c.id == row["id"], _JOBS.c.news_due_at == row["news_due_at"])
+            values = {"news_due_at": time.time() + hold_s, "news_tries": tries}
+            if self._write(sql.update(_JOBS).where(*as_it_was).values(values)):
+                taken.append((_record(row), tries))
+        return taken
+
+    def put_news_back(self, job_id: str, wait_s: float | None) -> None:
+        """Somebody was not told of a job: try again after `wait_s`; None: no more, it was told or is given up."""
+        due_at = None if wait_s is None else time.time() + wait_s
+        self._write(sql.update(_JOBS).where(_JOBS.c.id == job_id).values(news_due_at=due_at))
 
     def delete(self, job_id: str) -> None:
         """Forget an ended job."""
