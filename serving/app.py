@@ -60,6 +60,7 @@ _OF_A_FILE = {
     200: {"content": {"*/*": {}}, "description": "The file."},
     206: {"content": {"*/*": {}}, "description": "The part of it that `Range` asks for."},
 }
+_OF_A_FRAME = {**_OF_ONE_JOB, 200: {"content": {"image/jpeg": {}}, "description": "The picture."}}
 _OF_EVENTS = {**_OF_ONE_JOB, 200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}}
 _OF_METRICS = {200: {"content": {"text/plain": {}}, "description": "Prometheus text."}}
 
@@ -136,7 +137,6 @@ class JobApi:
             ("timeline", self.timeline),
             ("timeline.svg", self.picture),
             ("video", self.video),
-            ("frame", self.frame),
         ):
             router.add_api_route(
                 f"/jobs/{{job_id}}/{path}",
@@ -145,6 +145,9 @@ class JobApi:
                 response_class=FileResponse,
                 responses=_OF_A_FILE,
             )
+        router.add_api_route(
+            "/jobs/{job_id}/frame", self.frame, methods=["GET"], response_class=Response, responses=_OF_A_FRAME
+        )
         return router
 
     def _health_routes(self) -> APIRouter:

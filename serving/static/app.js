@@ -14,9 +14,9 @@ let shown = false;
 /** Show what the address says. A view gives back how to leave it. */
 function route() {
   leave();
-  const job = /^#\/jobs\/([^/]+)$/.exec(location.hash);
+  const job = /^#\/jobs\/(\w+)$/.exec(location.hash);
   main.replaceChildren();
-  leave = job ? showJob(main, decodeURIComponent(job[1]), named) : showJobs(main, named);
+  leave = job ? showJob(main, job[1], named) : showJobs(main, named);
   scrollTo(0, 0);
   if (shown) main.querySelector("h1")?.focus({ preventScroll: true }); // the first view leaves the focus where it is
   shown = true;

@@ -73,7 +73,7 @@ class JobView {
 
   async start() {
     try {
-      const job = await get(`/jobs/${encodeURIComponent(this.id)}`);
+      const job = await get(`/jobs/${this.id}`);
       if (this.left) return;
       this.update(job);
       this.count(job.progress);

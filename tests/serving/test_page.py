@@ -83,6 +83,37 @@ def test_what_the_page_asks_for_is_there() -> None:
         assert set(named) <= set(FILES), name
 
 
+def colours(name: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Colours by name in a style sheet, for light and for dark."""
+    blocks = re.findall(r":root \{(.*?)\}", (STATIC / name).read_text(encoding="utf-8"), re.DOTALL)
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in blocks)
+    return light, {**light, **dark}
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2."""
+    low, high = sorted(luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_text_can_be_read(dark: bool) -> None:  # noqa: FBT001
+    """Every colour of text has the contrast that WCAG asks for, on every ground it is used on."""
+    named = {**colours("style.css")[dark], **colours("job.css")[dark]}
+    pairs = [(text, ground) for text in ("ink", "soft", "accent") for ground in ("ground", "paper", "faint")]
+    pairs += [(text, "faint") for text in ("good", "warm")] + [(text, "bad-faint") for text in ("ink", "bad")]
+    pairs += [("accent", "accent-faint"), ("on-accent", "accent"), ("paper", "ink"), ("none", "paper")]
+    pairs += [(f"c{number}", "paper") for number in range(8)]
+    assert [pair for pair in pairs if contrast(named[pair[0]], named[pair[1]]) < 4.5] == []
+
+
 async def test_without_a_token_nobody_signs_in(api: Api) -> None:
     """The page shows its jobs at once."""
     async with aiohttp.ClientSession() as session:

@@ -130,6 +130,7 @@ def test_by_keyboard_alone(browser: Browser, serve_api: ServeApi, clip: Path) ->
         page = shown.page
         expect(page.get_by_text("No jobs yet.")).to_be_visible()
         heard = hear(page)
+        page.on("filechooser", lambda _chooser: None)  # from now on choosers come to us and not to the desktop
         shown.tab_to("Choose a video")
         with page.expect_file_chooser() as chooser:
             page.keyboard.press("Enter")
