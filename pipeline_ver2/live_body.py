@@ -76,6 +76,7 @@ class HttpBody:
             raise SourceLost(f"{public_name(url)}: more than {_MOST_REDIRECTS} redirects")
         self._socket.settimeout(read_timeout_s)
         self._ahead = b""
+        self._aborted = False
 
     def _check(self, url: str) -> None:
         if self._response.status != 200:
@@ -92,10 +93,16 @@ class HttpBody:
         if self._ahead:
             ahead, self._ahead = self._ahead[:size], self._ahead[size:]
             return ahead
-        return self._response.read1(size)
+        try:
+            return self._response.read1(size)
+        except http.client.IncompleteRead:
+            if self._aborted:
+                return b""
+            raise
 
     def abort(self) -> None:
         """Have a read that waits end; from any thread."""
+        self._aborted = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
