@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from pipeline_ver2 import report
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, ResultsError, ZroactError
+from pipeline_ver2.event_file import EVENTS_NAME
 from pipeline_ver2.job import Job, Observer, Silent
 from pipeline_ver2.live_options import LiveOptions
 from pipeline_ver2.main import TimingRecorder, probe_video
@@ -171,7 +172,7 @@ def captions_of(results: Results) -> list[Caption]:
 
 def _tell(console: Console, job: Job, results: Results) -> None:
     console.print(report.summary_table(results))
-    files = [RESULTS_NAME, report.TRACE_NAME, report.PICTURE_NAME, VIDEO_NAME]
+    files = [RESULTS_NAME, EVENTS_NAME, report.TRACE_NAME, report.PICTURE_NAME, VIDEO_NAME]
     for name in files:
         if (job.out / name).exists():
             console.print(f"{name}: {job.out / name}", highlight=False, soft_wrap=True)

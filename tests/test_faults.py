@@ -40,6 +40,8 @@ FAULTS = {
     "B8": "a client that goes away",
     "B9": "memory that runs out",
     "B10": "two processes on one GPU",
+    "E1": "a webhook that fails, hangs, or leads elsewhere",
+    "E2": "a broker that is away, dies, hangs, or refuses us",
     "O1": "a consumer that dies, a bad reply",
     "O2": "keep-alive race, connection reset",
     "O3": "time-outs that count the waiting for a connection",

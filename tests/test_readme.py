@@ -133,8 +133,8 @@ def test_an_example(example: Example) -> None:
 def test_the_demo() -> None:
     """`make demo` leaves the files that the README lists, with results of both stages."""
     run(["make", "demo"])
-    listed = re.findall(r"`([\w.]+\.(?:json|jsonl|svg|mp4))`", README.partition("writes into `out/demo`")[2][:700])
-    assert len(listed) == 5
+    listed = re.findall(r"`([\w.]+\.(?:json|jsonl|svg|mp4))`", README.partition("writes into `out/demo`")[2][:800])
+    assert len(listed) == 6
     assert [name for name in listed if not (ROOT / "out/demo" / name).stat().st_size] == []
     results = json.loads((ROOT / "out/demo/results.json").read_text())
     assert (results["state"], results["counts"]["keyframes"], results["counts"]["slots"]) == ("succeeded", 38, 13)

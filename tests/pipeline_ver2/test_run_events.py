@@ -146,6 +146,7 @@ async def test_a_resume_of_a_whole_run_tells_the_same(clip: Path, stages: Stages
     assert len(first) == 2
 
 
+@pytest.mark.fault("E1")
 async def test_a_webhook_that_hangs_holds_nothing_up(clip: Path, stages: Stages, tmp_path: Path) -> None:
     """All slots are answered while the first post hangs; what was not told is counted and said in the results."""
     stages.stage2.rule = answers(slot_1="run", slot_3="run")

@@ -86,6 +86,7 @@ async def test_who_is_gone_is_told_no_more() -> None:
     assert caught.value.reason == "gone"
 
 
+@pytest.mark.fault("E1")
 async def test_a_receiver_that_hangs_is_left() -> None:
     """After `timeout_s`."""
     async with receiver(hang) as server:

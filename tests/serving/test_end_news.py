@@ -96,6 +96,7 @@ async def test_a_failure_is_tried_again_under_the_same_id(store: JobStore, metri
     store.close()
 
 
+@pytest.mark.fault("E1")
 async def test_tries_are_bounded(store: JobStore, metrics: JobMetrics, caplog: pytest.LogCaptureFixture) -> None:
     """Then it is given up, which is counted and logged, and the job may be forgotten."""
     add(store, "a", "succeeded")
@@ -111,6 +112,7 @@ async def test_tries_are_bounded(store: JobStore, metrics: JobMetrics, caplog: p
     store.close()
 
 
+@pytest.mark.fault("E1")
 async def test_redirects_are_refused(store: JobStore, metrics: JobMetrics) -> None:
     """One try, counted, and nobody elsewhere hears of it."""
     add(store, "a", "succeeded")
