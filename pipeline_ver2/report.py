@@ -66,20 +66,24 @@ def build_results(
         state=state or _state(records, extraction),
         error=error,
         source=source.name,
-        video=VideoRecord(
-            width=video.width,
-            height=video.height,
-            duration_s=video.duration_s,
-            fps=video.fps,
-            rotation=video.rotation,
-            timestamps=video.timestamps,
-        ),
+        video=_video(video),
         models=models,
         keyframes=keyframes,
         slots=slots,
         counts=_counts(extraction, records, batches, events),
         timing=_timing(spans, wall_s),
         warnings=(*_model_warnings(models), *_damage(extraction), *extraction.warnings, *_untimed(untimed), *unsent),
+    )
+
+
+def _video(video: VideoInfo) -> VideoRecord:
+    return VideoRecord(
+        width=video.width,
+        height=video.height,
+        duration_s=video.duration_s,
+        fps=video.fps,
+        rotation=video.rotation,
+        timestamps=video.timestamps,
     )
 
 
