@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,91 +35,117 @@ class ClipOutput:
 
 def failed(problem: str, *, labels: int, nonfinite: int = 0) -> ClipOutput:
     """The output of a clip that could not be used, for a detector of so many labels."""
-    return ClipOutput(_no_findings(labels), nonfinite, problem)
+    nothing = ClipFindings(np.zeros((0, BOX_SIDES), np.float32), np.zeros((0, labels), np.float32))
+    return ClipOutput(nothing, nonfinite, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What may become the boxes of some clips: clip by clip, best first.
+
+    Attributes:
+        boxes: `(K, 4)` x1, y1, x2, y2 in 0..1 of the frame, clipped to it.
+        scores: `(K, C)` of every class.
+        starts: `(B + 1,)`, where each clip's part begins, and the end.
+        nonfinite: Dropped, by clip, because a number of theirs was NaN or infinite.
+        problems: Why the output of a clip cannot be used, by its number; it has no candidates.
+    """
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    starts: NDArray[np.intp]
+    nonfinite: NDArray[np.intp]
+    problems: Mapping[int, str]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.boxes)
 
 
 def postprocess(
     output: NDArray[np.floating], image_size: tuple[int, int], threshold: float, nms_iou: float
 ) -> list[ClipOutput]:
-    """Boxes of each clip of a batch. There is no limit on time, so that a busy machine finds the same boxes.
+    """Boxes of each clip of a batch; see `find_candidates` and `suppress`."""
+    return suppress(find_candidates(output, image_size, threshold), nms_iou)
+
+
+def find_candidates(output: NDArray[np.floating], image_size: tuple[int, int], threshold: float) -> Candidates:
+    """All that reach the threshold, for all clips at once: most have few or none.
 
     Args:
         output: `(B, 4 + C, N)`, rows centre-x, centre-y, width, height in pixels of the model's input, then C scores
             in 0..1.
         image_size: `(height, width)` of the model's input in pixels.
         threshold: A box stays if its best score is at least this.
-        nms_iou: Of two boxes that overlap by more than this, whatever their labels, the lower one goes.
     """
     outputs = np.asarray(output, np.float32)
-    if np.isfinite(outputs).all():
-        return _all_finite(outputs, image_size, threshold, nms_iou)
-    return [_finite_part(item, image_size, threshold, nms_iou) for item in outputs]
-
-
-def _finite_part(
-    item: NDArray[np.float32], image_size: tuple[int, int], threshold: float, nms_iou: float
-) -> ClipOutput:
-    """One clip without its candidates that hold a NaN or infinity."""
-    finite = np.isfinite(item).all(axis=0)
-    nonfinite = int(item.shape[1] - finite.sum())
-    if nonfinite and not finite.any():
-        said = "the model's output holds no finite number"
-        return failed(said, labels=len(item) - BOX_SIDES, nonfinite=nonfinite)
-    (output,) = _all_finite(item[None, :, finite], image_size, threshold, nms_iou)
-    return replace(output, nonfinite=nonfinite)
-
-
-def _all_finite(
-    outputs: NDArray[np.float32], image_size: tuple[int, int], threshold: float, nms_iou: float
-) -> list[ClipOutput]:
-    """What all clips share is worked out for all at once; most have few candidates or none."""
+    finite = np.logical_and.reduce(np.isfinite(outputs), axis=1)
+    if not finite.all():
+        outputs = np.where(finite[:, None], outputs, 0)
     scores = outputs[:, BOX_SIDES:]
     best = scores.max(axis=1, initial=0)
+    problems = dict(_problems(scores, best, finite))
+    over = (best >= threshold) & finite
+    over[list(problems)] = False
+    clip, column = np.nonzero(over)
+    found = outputs[clip, :, column]
+    boxes = _corners(found[:, :BOX_SIDES], image_size)
+    usable = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    order = np.lexsort((-np.minimum(best[clip, column], 1), clip))  # stable: equal scores stay in the model's order
+    order = order[usable[order]]
+    starts = np.searchsorted(clip[order], np.arange(len(outputs) + 1))
+    nonfinite = finite.shape[1] - np.count_nonzero(finite, axis=1)
+    return Candidates(boxes[order], found[order, BOX_SIDES:].clip(0, 1), starts, nonfinite, problems)
+
+
+def suppress(candidates: Candidates, nms_iou: float) -> list[ClipOutput]:
+    """The boxes of each clip. There is no limit on time, so that a busy machine finds the same boxes.
+
+    Args:
+        candidates: Of some clips.
+        nms_iou: Of two boxes that overlap by more than this, whatever their labels, the lower one goes.
+    """
+    outputs: list[ClipOutput] = []
+    for number, nonfinite in enumerate(candidates.nonfinite):
+        if number in candidates.problems:
+            labels = candidates.scores.shape[1]
+            outputs.append(failed(candidates.problems[number], labels=labels, nonfinite=int(nonfinite)))
+            continue
+        start, end = (int(place) for place in candidates.starts[number : number + 2])
+        looked_at = slice(start, min(end, start + MAX_CANDIDATES))
+        boxes = candidates.boxes[looked_at]
+        kept = _kept(boxes, nms_iou)
+        found = ClipFindings(boxes[kept], candidates.scores[looked_at][kept])
+        outputs.append(ClipOutput(found, int(nonfinite), cut=end - looked_at.stop))
+    return outputs
+
+
+def _problems(
+    scores: NDArray[np.float32], best: NDArray[np.float32], finite: NDArray[np.bool_]
+) -> Iterator[tuple[int, str]]:
+    """Clips whose scores `(B, C, N)` are none, and why; where not finite, a candidate's are 0."""
+    if finite.shape[1]:
+        for number in np.flatnonzero(~finite.any(axis=1)):
+            yield int(number), "the model's output holds no finite number"
     strange = (scores.min(axis=(1, 2), initial=0) < -_SCORE_SLACK) | (best.max(axis=1, initial=0) > 1 + _SCORE_SLACK)
-    np.minimum(best, 1, out=best)
-    over = best >= threshold
-    nothing = _no_findings(scores.shape[1])
-    found: list[ClipOutput] = []
-    for number, hit in enumerate(over.any(axis=1)):
-        if strange[number]:
-            low, high = scores[number].min(), scores[number].max()
-            said = f"the model's scores reach from {low:.3g} to {high:.3g} instead of 0 to 1"
-            found.append(failed(said, labels=scores.shape[1]))
-        elif hit:
-            chosen = np.flatnonzero(over[number])
-            found.append(_one_clip(outputs[number][:, chosen], best[number, chosen], image_size, nms_iou))
-        else:
-            found.append(ClipOutput(nothing))
-    return found
-
-
-def _one_clip(
-    candidates: NDArray[np.float32], best: NDArray[np.float32], image_size: tuple[int, int], nms_iou: float
-) -> ClipOutput:
-    """The boxes among the candidates `(4 + C, K)` over the threshold, and the best score of each `(K,)`."""
-    boxes = _corners(candidates[:BOX_SIDES].T, image_size)
-    usable = np.flatnonzero((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
-    order = usable[np.argsort(-best[usable], kind="stable")]
-    looked_at = order[:MAX_CANDIDATES]
-    kept = looked_at[_suppress(boxes[looked_at], nms_iou)]
-    found = ClipFindings(boxes[kept], candidates[BOX_SIDES:, kept].T.clip(0, 1))
-    return ClipOutput(found, cut=len(order) - len(looked_at))
-
-
-def _no_findings(labels: int) -> ClipFindings:
-    return ClipFindings(np.zeros((0, BOX_SIDES), np.float32), np.zeros((0, labels), np.float32))
+    for number in np.flatnonzero(strange):
+        said = scores[number][:, finite[number]]
+        yield int(number), f"the model's scores reach from {said.min():.3g} to {said.max():.3g} instead of 0 to 1"
 
 
 def _corners(centred: NDArray[np.float32], image_size: tuple[int, int]) -> NDArray[np.float32]:
     """`(N, 4)` centre-x, centre-y, width, height in input pixels to (x1, y1, x2, y2) in 0..1, clipped to the frame."""
     height, width = image_size
     middle, half = centred[:, :2], centred[:, 2:] / 2
-    corners = np.concatenate([middle - half, middle + half], axis=1)
+    with np.errstate(over="ignore"):  # beyond the largest number is beyond the frame
+        corners = np.concatenate([middle - half, middle + half], axis=1)
     return np.clip(corners / np.asarray([width, height, width, height], np.float32), 0, 1)
 
 
-def _suppress(boxes: NDArray[np.float32], nms_iou: float) -> NDArray[np.intp]:
+def _kept(boxes: NDArray[np.float32], nms_iou: float) -> NDArray[np.intp]:
     """Indices of the boxes that stay, of boxes `(N, 4)` sorted best first; at most `MAX_BOXES`."""
+    if len(boxes) <= 1:
+        return np.arange(len(boxes))
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     left = np.arange(len(boxes))
     kept: list[int] = []

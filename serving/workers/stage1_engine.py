@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline_ver2.errors import EngineFailed
-from serving.workers.postprocess import BOX_SIDES, ClipOutput, failed, postprocess
-
-_FEW = 32
+from serving.workers.postprocess import Candidates, ClipOutput, find_candidates, suppress
 
 RawClip = NDArray[np.floating] | EngineFailed
 """The model's output for a clip, `(4 + C, N)`, see `postprocess`; or why there is none."""
@@ -81,22 +79,27 @@ class Detector(Protocol):
         """Let a call that is running end soon."""
 
 
-def are_few(clips: Sequence[RawClip], threshold: float) -> bool:
-    """Whether so few scores reach the threshold that `findings` takes less time than handing it to a thread."""
-    arrays = (raw for raw in clips if not isinstance(raw, EngineFailed))
-    return sum(np.count_nonzero(raw[BOX_SIDES:] >= threshold) for raw in arrays) <= _FEW
-
-
 def findings(clips: Sequence[RawClip], info: ModelInfo, threshold: float, nms_iou: float) -> list[ClipOutput]:
     """The outputs of the clips of one request.
 
     Raises:
         EngineFailed: No clip could be worked on; this is the first one's reason.
     """
-    errors = [raw for raw in clips if isinstance(raw, EngineFailed)]
+    return suppress(candidates_of(clips, info, threshold), nms_iou)
+
+
+def candidates_of(clips: Sequence[RawClip], info: ModelInfo, threshold: float) -> Candidates:
+    """What may become boxes in the clips of one request.
+
+    Raises:
+        EngineFailed: No clip could be worked on; this is the first one's reason.
+    """
+    errors = {number: raw for number, raw in enumerate(clips) if isinstance(raw, EngineFailed)}
     if errors and len(errors) == len(clips):
-        raise errors[0]
-    arrays = [raw for raw in clips if not isinstance(raw, EngineFailed)]
-    found = iter(postprocess(np.stack(arrays), info.image_size, threshold, nms_iou))
-    labels = len(info.labels)
-    return [failed(str(raw), labels=labels) if isinstance(raw, EngineFailed) else next(found) for raw in clips]
+        raise errors[min(errors)]
+    if not errors:
+        return find_candidates(np.stack(clips), info.image_size, threshold)
+    nothing = np.zeros_like(next(raw for raw in clips if not isinstance(raw, EngineFailed)))
+    outputs = np.stack([nothing if isinstance(raw, EngineFailed) else raw for raw in clips])
+    found = find_candidates(outputs, info.image_size, threshold)
+    return replace(found, problems={**found.problems, **{number: str(error) for number, error in errors.items()}})

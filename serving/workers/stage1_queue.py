@@ -7,7 +7,6 @@ import collections
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pipeline_ver2.errors import DeadlineShed, QueueFull, StageUnreachable
 from serving.workers.stage1_engine import RawBatch, RawClip
+from serving.workers.stage1_thread import DetectorThread
 from serving.workers.turns import Turns
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class BatchQueue:
         self._run: Run | None = None
         self._chunk: int | None = None
         self._typical_s = 0.1
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="detector")
+        self._thread = DetectorThread()
         depth = Gauge("zroact_stage1_queue_depth", "Requests that wait for the detector.", registry=registry)
         depth.set_function(lambda: self.waiting)
         self._wait_times = Histogram(
@@ -95,7 +95,7 @@ class BatchQueue:
 
     async def call(self, work: Callable[[], T]) -> T:
         """Do something else in the detector's thread, such as loading it."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self._thread.start(work)
 
     def serve(self, run: Run, *, chunk: int | None) -> None:
         """Name what runs the clips, as `Engine.run` does, and its `ModelInfo.chunk`. `detect` may be called then."""
@@ -154,7 +154,7 @@ class BatchQueue:
 
     def close(self) -> None:
         """Take no more work; do not wait for what runs."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         for job in self._waiting:
             if not job.started.done():
                 job.started.set_exception(StageUnreachable("the daemon is stopping"))
@@ -206,7 +206,7 @@ class BatchQueue:
         if self._run is None:
             raise RuntimeError("nothing to run: `serve` was not called")
         clips = [clip for job in batch for clip in job.clips]
-        future = asyncio.get_running_loop().run_in_executor(self._executor, _timed, self._run, clips)
+        future = self._thread.start(partial(_timed, self._run, clips))
         future.add_done_callback(partial(self._finished, batch))
         self.running = True
         for job in batch:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.errors import EngineFailed, RequestError, StageUnreachable, ZroactError
 from pipeline_ver2.wire import DetectClip, DetectReply, DetectRequest, DetectResult
 from serving.workers.daemon import RequestContext, give_up
-from serving.workers.postprocess import ClipOutput
-from serving.workers.stage1_engine import Engine, ModelInfo, are_few, findings
+from serving.workers.postprocess import ClipOutput, suppress
+from serving.workers.stage1_engine import Engine, ModelInfo, candidates_of
 from serving.workers.stage1_frames import DecodeBudget, DecodedClip, decode_clip
 from serving.workers.stage1_model import load_detector
 from serving.workers.stage1_oip import InferRequest, check_count
@@ -30,6 +29,7 @@ from serving.workers.stage1_replay import Replays
 logger = logging.getLogger(__name__)
 
 _LOADING_RETRY_S = 1.0
+_FEW_CANDIDATES = 32
 
 
 class Stage1Service:
@@ -161,9 +161,10 @@ class Stage1Service:
     ) -> Timed[list[ClipOutput]]:
         info = self.detector.info
         raw = await self.queue.detect(clips, context.deadline_at, client=context.client)
-        # Many boxes would hold up the event loop. The detector's thread has the next batch to run.
-        find = partial(findings, raw.value, info, threshold, nms_iou)
-        outputs = find() if are_few(raw.value, threshold) else await asyncio.to_thread(find)
+        candidates = candidates_of(raw.value, info, threshold)
+        # Suppressing many would hold up the event loop, a thread's hop costs more than suppressing few.
+        few = len(candidates) <= _FEW_CANDIDATES
+        outputs = suppress(candidates, nms_iou) if few else await asyncio.to_thread(suppress, candidates, nms_iou)
         for output in outputs:
             self._clips.labels("ok" if output.problem is None else "failed").inc()
             self._nonfinite.inc(output.nonfinite)
