@@ -25,6 +25,7 @@ from pipeline_ver2.errors import (
     StageUnreachable,
     UnknownJob,
 )
+from pipeline_ver2.event_file import EVENTS_NAME
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
 from pipeline_ver2.results import JOURNAL_NAME, RESULTS_NAME
 from pipeline_ver2.stage_probe import address_of, find_stage
@@ -48,6 +49,7 @@ _LONGEST_S = 1e7
 _FILES = {
     "results": RESULTS_NAME,
     "results.jsonl": JOURNAL_NAME,
+    "events.jsonl": EVENTS_NAME,
     "timeline": TRACE_NAME,
     "timeline.svg": PICTURE_NAME,
     "video": VIDEO_NAME,
@@ -134,6 +136,7 @@ class JobApi:
         for path, endpoint in (
             ("results", self.results),
             ("results.jsonl", self.journal),
+            ("events.jsonl", self.found_events),
             ("timeline", self.timeline),
             ("timeline.svg", self.picture),
             ("video", self.video),
@@ -215,6 +218,10 @@ class JobApi:
     async def journal(self, job_id: str) -> FileResponse:
         """results.jsonl of a job that has ended: one record a line, as they came."""
         return await self._file(job_id, JOURNAL_NAME, "application/x-ndjson")
+
+    async def found_events(self, job_id: str) -> FileResponse:
+        """events.jsonl of a job that has ended: who did what from when to when."""
+        return await self._file(job_id, EVENTS_NAME, "application/x-ndjson")
 
     async def timeline(self, job_id: str) -> FileResponse:
         """Both stages over time as a Chrome trace, for https://ui.perfetto.dev."""

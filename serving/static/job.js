@@ -13,6 +13,7 @@ const JUST_INSIDE_S = 0.001; // a player that rounds down would show the frame b
 const DOWNLOADS = [
   ["results", "results.json", "Results (JSON)"],
   ["results.jsonl", "results.jsonl", "Records as they came (JSON Lines)"],
+  ["events.jsonl", "events.jsonl", "Events (JSON Lines)"],
   ["timeline", "timeline.json", "Trace of both stages, for ui.perfetto.dev (JSON)"],
   ["timeline.svg", "timeline.svg", "Picture of both stages (SVG)"],
   ["video", "annotated.mp4", "Annotated video (MP4)"],

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from pipeline_ver2.command import VIDEO_NAME
+from pipeline_ver2.event_file import EVENTS_NAME
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
 from pipeline_ver2.results import JOURNAL_NAME, RESULTS_NAME
 from serving.jobs import JobOptions, JobState
@@ -48,7 +49,18 @@ async def test_one_job(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/events", "/results", "/results.jsonl", "/timeline", "/timeline.svg", "/video", "/frame?time_s=0"]
+    "path",
+    [
+        "",
+        "/events",
+        "/results",
+        "/results.jsonl",
+        "/events.jsonl",
+        "/timeline",
+        "/timeline.svg",
+        "/video",
+        "/frame?time_s=0",
+    ],
 )
 @pytest.mark.parametrize("job_id", ["none", "..%2f..%2fetc", "%00"])
 async def test_a_job_that_does_not_exist(api: Api, job_id: str, path: str) -> None:
@@ -111,6 +123,7 @@ async def test_cancelling_a_job_whose_worker_is_away(api: Api) -> None:
     [
         ("results", RESULTS_NAME, "application/json"),
         ("results.jsonl", JOURNAL_NAME, "application/x-ndjson"),
+        ("events.jsonl", EVENTS_NAME, "application/x-ndjson"),
         ("timeline", TRACE_NAME, "application/json"),
         ("timeline.svg", PICTURE_NAME, "image/svg+xml"),
         ("video", VIDEO_NAME, "video/mp4"),
