@@ -103,6 +103,28 @@ def streams(context: typer.Context) -> None:
     streams_command.app(context.args, prog_name="zroact streams")
 
 
+@app.command()
+def probe(
+    file: Annotated[Path, typer.Argument(help="The video.")],
+    config: Annotated[Path | None, typer.Option(help="Configuration file; default ./config.json.")] = None,
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Decode all of it, not only the first seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """What is in a video file, what is odd about it, and what the pipeline makes of it.
+
+    Exit code 1 if it cannot be used.
+    """
+    from pipeline_ver2.command import EXIT_FATAL, exit_codes
+    from pipeline_ver2.probe_report import probe_file
+
+    with exit_codes():
+        report = probe_file(file, load_config(config), full=full)
+    typer.echo(report.model_dump_json(indent=1) if as_json else report.as_text())
+    if not report.usable:
+        raise typer.Exit(EXIT_FATAL)
+
+
 @app.command("plan-vram")
 def plan_vram(
     total_gb: Annotated[float | None, typer.Option(min=0.1, help="The card's memory.")] = None,

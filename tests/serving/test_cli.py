@@ -90,7 +90,7 @@ def test_help_names_every_subcommand(tmp_path: Path) -> None:
     """The list of what can be done."""
     told = call("--help", folder=tmp_path)
     assert told.returncode == 0
-    assert {"up", "worker", "stage1", "stage2", "run", "bench", "plan-vram"} <= set(told.stdout.split())
+    assert {"up", "worker", "stage1", "stage2", "run", "bench", "plan-vram", "probe"} <= set(told.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,17 @@ def test_subcommands_explain_themselves(tmp_path: Path, arguments: Sequence[str]
     assert said in told.stdout
 
 
+def test_probe_tells_what_is_in_a_file(folder: Path, clip: Path) -> None:
+    """Text for people, one object for machines; exit code 1 and the reason if the file cannot be used."""
+    told = call("probe", str(clip), folder=folder)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "keyframes   13 in 4 Stage 1 batches" in told.stdout
+    told = call("probe", str(clip), "--json", "--full", folder=folder)
+    assert (told.returncode, json.loads(told.stdout)["plan"]["slots"]) == (0, 5)
+    told = call("probe", "config.json", "--json", folder=folder)
+    assert (told.returncode, json.loads(told.stdout)["usable"]) == (1, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -124,6 +135,7 @@ def test_subcommands_explain_themselves(tmp_path: Path, arguments: Sequence[str]
         (["run"], 2, "clip"),
         (["run", "missing.mp4", "--config", "missing.json"], 2, "missing.json"),
         (["run", "missing.mp4"], 1, "missing.mp4"),
+        (["probe", "clip.mp4", "--config", "missing.json"], 2, "missing.json"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(folder: Path, arguments: Sequence[str], code: int, said: str) -> None:
