@@ -101,7 +101,7 @@ export class Answers {
       decoding: "async",
     });
     const box = h("div", { class: "picture" }, image);
-    image.addEventListener("error", () => box.replaceChildren(h("span", {}, "This frame is not kept any more.")));
+    image.addEventListener("error", () => box.replaceChildren(h("span", {}, "This frame cannot be shown.")));
     if (this.frame) {
       const [width, height] = this.frame;
       box.style.aspectRatio = `${width} / ${height}`;

@@ -84,6 +84,10 @@ signOut.addEventListener("click", async () => {
   }
   askForToken();
 });
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the part of the address behind # says which view is shown
+  main.focus();
+});
 window.addEventListener("signed-out", () => {
   if (!document.getElementById("token")) askForToken();
 });

@@ -53,7 +53,7 @@ class JobList {
       const page = await get("/jobs?limit=50", options);
       this.show(page.jobs, { first: true });
       if (this.next === null) this.paged(page.next);
-      await Promise.all(this.open().map((row) => row.look(options)));
+      await Promise.all(this.open().map((row) => this.lookAt(row, options)));
       this.trouble.replaceChildren();
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -61,6 +61,16 @@ class JobList {
     }
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.look(), this.open().length ? LOOK_MS : LOOK_IDLE_MS);
+  }
+
+  async lookAt(row, options) {
+    try {
+      await row.look(options);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      row.element.remove(); // deleted in the meantime
+      this.rows.delete(row.job.id);
+    }
   }
 
   async older() {

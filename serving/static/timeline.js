@@ -23,7 +23,8 @@ export class Timeline {
     this.places = this.rows.find((row) => row.name === "stage2_run")?.spans ?? [];
     this.places.forEach((span, place) => (span.place = place));
     this.focused = 0; // among places
-    this.drawing = svg("svg", { class: "stages", role: "group", "aria-label": "Slots over time" });
+    const help = "Slots over time: arrow keys go from slot to slot, Enter takes the video there, plus and minus zoom";
+    this.drawing = svg("svg", { class: "stages", role: "group", "aria-label": help });
     this.tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.area = h("div", { class: "stages-area" }, this.drawing, this.tip);
     this.element = h("div", { class: "timeline" }, this.buttons(), this.area);

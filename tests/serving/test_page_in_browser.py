@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -174,6 +175,9 @@ def test_the_timeline(browser: Browser, serve_api: ServeApi, clip: Path) -> None
     results = add_ended(api, clip, slots=8)
     with view(browser, api.url) as shown:
         page = open_job(shown)
+        page.locator(".skip").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
         player = page.locator("video")
         page.locator(".stages [data-slot='5']").click()
         begin = results.slots[5].start_s
@@ -272,6 +276,47 @@ def test_errors_in_words(browser: Browser, serve_api: ServeApi, clip: Path, tmp_
         shown.forgive("404", "422", "429")
 
 
+def test_a_dropped_video(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
+    """It waits for its options and the start, and is sent with them."""
+    api = serve_api()
+    with view(browser, api.url) as shown:
+        page = shown.page
+        drop = """async (data) => {
+          const transfer = new DataTransfer();
+          const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+          transfer.items.add(new File([bytes], "dropped.mp4", { type: "video/mp4" }));
+          const init = { dataTransfer: transfer, bubbles: true, cancelable: true };
+          const zone = document.querySelector(".zone");
+          for (const kind of ["dragenter", "dragover", "drop"]) zone.dispatchEvent(new DragEvent(kind, init));
+        }"""
+        expect(page.locator(".zone")).to_be_visible()
+        page.evaluate(drop, b64encode(clip.read_bytes()).decode())
+        expect(page.locator(".chosen")).to_contain_text("dropped.mp4")
+        page.get_by_label("Ask the language model").select_option("Only where the detector sees somebody")
+        page.get_by_label("Make an annotated video").uncheck()
+        page.get_by_role("button", name="Start").click()
+        expect(page.get_by_role("link", name="dropped.mp4")).to_be_visible()
+    (job,) = api.store.page(state=None, limit=9, before=None)
+    assert (job.options.gate, job.options.annotate) == ("detections", False)
+    assert api.data.folder(job.id).upload.read_bytes() == clip.read_bytes()
+
+
+def test_a_connection_that_breaks(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
+    """It is told, and tried again until it holds; what has come meanwhile is there."""
+    api = serve_api()
+    enter(api.data, api.store, "waiting", clip)
+    with view(browser, api.url) as shown:
+        page = shown.page
+        page.route("**/events", lambda route: route.abort())
+        page.goto(f"{api.url}/#/jobs/waiting")
+        expect(page.get_by_role("alert")).to_contain_text("The connection to the server is lost. Trying again…")
+        api.store.ask_cancel("waiting")
+        page.unroute("**/events")
+        expect(page.locator(".title .state")).to_have_text("Cancelled")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        shown.wrong[:] = [text for text in shown.wrong if "ERR_FAILED" not in text]
+
+
 def test_hours_of_slots(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
     """Thousands of slots are drawn as few shapes, and shown a page at a time; close up each can be chosen."""
     api = serve_api()
@@ -292,5 +337,5 @@ def test_hours_of_slots(browser: Browser, serve_api: ServeApi, clip: Path) -> No
         assert chosen
         assert int(chosen) > 2000
         expect(page.locator(".answer[aria-current]")).to_have_attribute("data-slot", chosen)
-        expect(page.locator(".answer[aria-current]")).to_contain_text("This frame is not kept any more.")
+        expect(page.locator(".answer[aria-current]")).to_contain_text("This frame cannot be shown.")
         shown.forgive("404")
