@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,8 @@ from pipeline_ver2.job import Job
 from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import RunState
+from pipeline_ver2.telemetry import export_trace
+from pipeline_ver2.trace_context import TraceContext
 from serving.jobs import JobFile, JobFolder
 from serving.progress import ProgressCounter
 
@@ -56,29 +59,50 @@ async def run_job(
     Raises:
         FolderInUse: Another process runs it.
     """
+    recorder, trace = TimingRecorder(), job.trace or TraceContext.new()
+    with folder.held():
+        log.info("job %s runs, trace %s", job.id, trace.trace_id)
+        outcome = await _outcome(job, folder, config, recorder, trace, why_stop)
+        if outcome.state != "interrupted":
+            told = partial(export_trace, job_id=job.id, state=outcome.state, error=outcome.error)
+            await asyncio.to_thread(told, config.telemetry, trace, recorder)
+        return outcome
+
+
+async def _outcome(
+    job: JobFile,
+    folder: JobFolder,
+    config: Config,
+    recorder: TimingRecorder,
+    trace: TraceContext,
+    why_stop: Callable[[], StopReason | None],
+) -> Outcome:
     counter = ProgressCounter(folder.progress)
     settings = job.options.apply(config)
-    with folder.held():
-        work = asyncio.create_task(_work(job, folder, settings, counter))
-        try:
-            reason = await _look_after(work, counter, settings, why_stop)
-            if reason is not None:
-                return Outcome(reason)
-            return work.result()
-        except FolderInUse:
-            raise
-        except ZroactError as error:
-            log.warning("job %s failed: %s: %s", job.id, error.code, error)
-            return Outcome("failed", f"{error.code}: {error}")
-        finally:
-            work.cancel()
-            await asyncio.wait([work])
+    work = asyncio.create_task(_work(job, folder, settings, counter, recorder, trace))
+    try:
+        reason = await _look_after(work, counter, settings, why_stop)
+        return work.result() if reason is None else Outcome(reason)
+    except FolderInUse:
+        raise
+    except ZroactError as error:
+        log.warning("job %s failed: %s: %s", job.id, error.code, error)
+        return Outcome("failed", f"{error.code}: {error}")
+    finally:
+        work.cancel()
+        await asyncio.wait([work])
 
 
-async def _work(job: JobFile, folder: JobFolder, config: Config, counter: ProgressCounter) -> Outcome:
-    recorder = TimingRecorder()
+async def _work(
+    job: JobFile,
+    folder: JobFolder,
+    config: Config,
+    counter: ProgressCounter,
+    recorder: TimingRecorder,
+    trace: TraceContext,
+) -> Outcome:
     # A slot that failed has failed: a job is not a second try, but the rest of the first.
-    run = Job(job.source, folder.path, resume=True, keep_failed=True, stream=job.id, job_id=job.id)
+    run = Job(job.source, folder.path, resume=True, keep_failed=True, stream=job.id, job_id=job.id, trace=trace)
     results = await run_pipeline(run, config, counter, recorder=recorder)
     stop = threading.Event()
     try:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import DatabaseAway, StageError
+from pipeline_ver2.telemetry import check_telemetry
 from serving.app import JobApi
 from serving.durability import DurableQueue
 from serving.end_news import EndNews
@@ -55,9 +56,10 @@ async def engine(config: Config, adopted: Sequence[str] = ()) -> AsyncIterator[E
         adopted: Names of dead executors elsewhere whose jobs are taken over.
 
     Raises:
-        ConfigError: The database cannot be used.
+        ConfigError: The database cannot be used, or what sends traces is not installed.
         ResultsError: The data folder cannot be used.
     """
+    await asyncio.to_thread(check_telemetry, config.telemetry)
     data = DataDir(config.paths.data_dir)
     await asyncio.to_thread(data.prepare)
     with data.executor() as name, _store(config, data) as store:

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StageError, StageUnreachable, ZroactError
+from pipeline_ver2.trace_context import TRACEPARENT_HEADER, TraceContext
 from pipeline_ver2.wire import CLIENT_HEADER, DEADLINE_HEADER, IDEMPOTENCY_HEADER, error_body, oip_error_body
 from serving.workers.json_bodies import JsonRoute
 
@@ -334,8 +335,14 @@ def _deadline(value: str | None) -> float | None:
 async def _on_zroact_error(request: Request, error: Exception) -> Response:
     known = error if isinstance(error, ZroactError) else ZroactError(str(error))
     if known.http_status >= 500 and not isinstance(known, StageUnreachable):  # waiting is no news
-        logger.warning("%s %s: %s: %s", request.method, request.url.path, known.code, known)
+        logger.warning("%s %s: %s: %s%s", request.method, request.url.path, known.code, known, _traced(request))
     return error_response(known, request.url.path)
+
+
+def _traced(request: Request) -> str:
+    """The trace a request belongs to, for the log."""
+    asking = TraceContext.parse(request.headers.get(TRACEPARENT_HEADER))
+    return "" if asking is None else f" (trace {asking.trace_id}, span {asking.span_id})"
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

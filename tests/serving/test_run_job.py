@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -14,12 +15,15 @@ import pytest
 from aiohttp import web
 
 from pipeline_ver2.command import VIDEO_NAME
+from pipeline_ver2.config import Telemetry
 from pipeline_ver2.errors import FolderInUse
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
 from pipeline_ver2.results import read_results
+from pipeline_ver2.trace_context import TraceContext
 from serving.jobs import JobFile, JobFolder, JobOptions
 from serving.progress import read_progress
 from serving.run_job import Outcome, StopReason, main, run_job
+from tests.collector import collector
 from tests.pipeline_ver2.conftest import settings_for, states
 from tests.stand_ins import Stages, completion, hang, stand_ins
 
@@ -52,6 +56,30 @@ async def test_a_job_leaves_its_results_and_pictures(clip: Path, stages: Stages,
         assert (tmp_path / name).stat().st_size
     progress = read_progress(JobFolder(tmp_path))
     assert (progress.frames, progress.keyframes, progress.slots) == (145, {"ok": 13}, {"ok": 5})
+
+
+async def test_a_job_is_traced(clip: Path, tmp_path: Path) -> None:
+    """The stages are told of spans of the job's trace, and the collector and the timeline know the same ones."""
+    asking, told = TraceContext.new(), set[str]()
+
+    async def note(request: web.Request, _key: str, _time: int) -> None:
+        span = TraceContext.parse(request.headers.get("traceparent"))
+        assert span is not None
+        assert span.trace_id == asking.trace_id
+        told.add(span.span_id)
+
+    async with stand_ins() as stages:
+        stages.stage1.rule = stages.stage2.rule = note
+        with collector() as got:
+            config = settings_for(stages).model_copy(update={"telemetry": Telemetry(otlp_endpoint=got.url)})
+            job = job_of(clip).model_copy(update={"trace": asking.child()})
+            assert await run_job(job, JobFolder(tmp_path), config, go_on) == Outcome("succeeded")
+    assert len(told) == 4 + 5
+    assert {span.span_id.hex() for span in (*got.named("stage1"), *got.named("stage2"))} == told
+    assert [span.parent_span_id.hex() for span in got.named("job")] == [asking.span_id]
+    timeline = json.loads((tmp_path / TRACE_NAME).read_text())
+    assert timeline["otherData"]["trace_id"] == asking.trace_id
+    assert {event["args"]["span_id"] for event in timeline["traceEvents"] if "span_id" in event["args"]} == told
 
 
 async def test_the_options_count(clip: Path, tmp_path: Path) -> None:
