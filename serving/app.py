@@ -64,7 +64,7 @@ _OF_A_FILE = {
 }
 _OF_A_FRAME = {**_OF_ONE_JOB, 200: {"content": {"image/jpeg": {}}, "description": "The picture."}}
 _OF_EVENTS = {**_OF_ONE_JOB, 200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}}
-_OF_METRICS = {200: {"content": {"text/plain": {}}, "description": "Prometheus text."}}
+_OF_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}, "description": "Prometheus text."}}
 
 
 class JobReply(JobRecord):
