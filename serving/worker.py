@@ -1,8 +1,7 @@
-"""Runs jobs of the queue, each in a thread with an event loop of its own, until they end or the process is to stop."""
+"""Takes jobs of the queue, each in a thread, to a process that runs it, until they end or this process is to stop."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -12,16 +11,17 @@ from typing import TypeVar
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import DatabaseAway, FolderInUse, ResultsError
 from serving.job_metrics import JobMetrics
-from serving.jobs import DataDir, JobFile, JobState
-from serving.run_job import Outcome, StopReason, run_job
+from serving.job_process import JobProcesses
+from serving.jobs import DataDir, JobState
+from serving.run_job import Outcome, StopReason
 from serving.store import JobStore
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""A job that has ended the process that often without a word is not tried again."""
+"""A job whose process has ended that often without a word is not tried again."""
 
-_BUSY_PAUSE_S = 1.0
+_PAUSE_S = 1.0
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Worker:
     """
 
     def __init__(self, config: Config, store: JobStore, data: DataDir, metrics: JobMetrics) -> None:
-        self._config = config
+        self._processes = JobProcesses(config)
         self._store = store
         self._data = data
         self._metrics = metrics
@@ -60,7 +60,8 @@ class Worker:
                 raise Interrupted
             self._running += 1
         try:
-            asyncio.run(self._work(job_id))
+            while not self._attempt(job_id):
+                pass
         finally:
             with self._idle:
                 self._running -= 1
@@ -74,50 +75,39 @@ class Worker:
             self._idle.wait_for(lambda: not self._running, max(0.0, give_up_at - time.monotonic()))
             if self._running:
                 log.warning("%d job(s) did not stop within %g s", self._running, within_s)
+        self._processes.close()
 
-    async def _work(self, job_id: str) -> None:
-        while True:
-            try:
-                return await self._attempt(job_id)
-            except FolderInUse:  # somebody else runs it: see what comes of it
-                if await asyncio.to_thread(self._stopping.wait, _BUSY_PAUSE_S):
-                    raise Interrupted from None
-
-    async def _attempt(self, job_id: str) -> None:
+    def _attempt(self, job_id: str) -> bool:
+        """Whether that was its end."""
         try:
             with self._data.folder(job_id).held():
-                record = await self._patiently(lambda: self._store.start(job_id))
-        except FolderInUse:
-            raise
+                record = self._patiently(lambda: self._store.start(job_id))
+            if record is None:
+                self._end(job_id, "cancelled")  # if it has ended in another way, that stays
+                return True
+            if record.attempts > MAX_ATTEMPTS:
+                self._end(job_id, "failed", f"given up: the process that ran it ended {MAX_ATTEMPTS} times")
+                return True
+            self._metrics.started(record)
+            log.info("job %s starts, attempt %d", job_id, record.attempts)
+            outcome = self._run(job_id)
+        except FolderInUse:  # somebody else runs it: see what comes of it
+            self._pause()
+            return False
         except ResultsError as error:
-            await self._end(job_id, "failed", f"{error.code}: {error}")
-            return
-        if record is None:
-            await self._end(job_id, "cancelled")  # if it has ended in another way, that stays
-            return
-        if record.attempts > MAX_ATTEMPTS:
-            await self._end(job_id, "failed", f"given up: the process that ran it ended {MAX_ATTEMPTS} times")
-            return
-        self._metrics.started(record)
-        log.info("job %s starts, attempt %d", job_id, record.attempts)
-        outcome = await self._run(job_id)
+            outcome = Outcome("failed", f"{error.code}: {error}")
+        if outcome is None:
+            log.warning("job %s: its process has ended without a word", job_id)
+            return False
         if outcome.state == "interrupted":
             self._release(job_id)
             raise Interrupted
-        await self._end(job_id, outcome.state, outcome.error)
+        self._end(job_id, outcome.state, outcome.error)
+        return True
 
-    async def _run(self, job_id: str) -> Outcome:
-        folder = self._data.folder(job_id)
-        try:
-            job = JobFile.read(folder.job_file)
-            return await run_job(job, folder, self._config, lambda: self._why_stop(job_id))
-        except FolderInUse:
-            raise
-        except ResultsError as error:
-            return Outcome("failed", f"{error.code}: {error}")
-        except Exception:
-            log.exception("job %s ended by a defect of this program", job_id)
-            return Outcome("failed", "internal: the log says more")
+    def _run(self, job_id: str) -> Outcome | None:
+        with self._processes.one() as process:
+            return process.run(self._data.folder(job_id), lambda: self._why_stop(job_id))
 
     def _why_stop(self, job_id: str) -> StopReason | None:
         try:
@@ -127,7 +117,7 @@ class Worker:
             pass  # nobody can ask for a cancel now either; the job goes on
         return "interrupted" if self._stopping.is_set() else None
 
-    async def _patiently(self, ask: Callable[[], T]) -> T:
+    def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask the database, which may be away for a while: what has been worked out is not lost for that.
 
         Raises:
@@ -135,11 +125,14 @@ class Worker:
         """
         while True:
             try:
-                return await asyncio.to_thread(ask)
+                return ask()
             except DatabaseAway as error:
-                log.warning("%s; asking again in %g s", error, _BUSY_PAUSE_S)
-                if await asyncio.to_thread(self._stopping.wait, _BUSY_PAUSE_S):
-                    raise Interrupted from error
+                log.warning("%s; asking again in %g s", error, _PAUSE_S)
+                self._pause()
+
+    def _pause(self) -> None:
+        if self._stopping.wait(_PAUSE_S):
+            raise Interrupted
 
     def _release(self, job_id: str) -> None:
         try:
@@ -147,8 +140,8 @@ class Worker:
         except DatabaseAway as error:  # the job goes on all the same, one attempt poorer
             log.warning("job %s: %s", job_id, error)
 
-    async def _end(self, job_id: str, state: JobState, error: str | None = None) -> None:
-        if await self._patiently(lambda: self._store.end(job_id, state, error)):
+    def _end(self, job_id: str, state: JobState, error: str | None = None) -> None:
+        if self._patiently(lambda: self._store.end(job_id, state, error)):
             log.info("job %s ended: %s%s", job_id, state, f" ({error})" if error else "")
             self._metrics.ended(state)
         if state == "cancelled":

@@ -198,6 +198,7 @@ def test_imports_make_no_circle() -> None:
 # Modules that are parts of something that is tested as a whole.
 TESTED_ELSEWHERE = {
     Path("pipeline_ver2/job.py"): Path("tests/pipeline_ver2/test_realtime_pipeline.py"),
+    Path("serving/bench/job_host.py"): Path("tests/serving/bench/test_jobs.py"),
     Path("serving/workers/stage1_engine.py"): Path("tests/serving/workers/test_stage1_model.py"),
     Path("serving/workers/stage1_frames.py"): Path("tests/serving/workers/test_stage1_detect.py"),
     Path("serving/workers/stage1_oip.py"): Path("tests/serving/workers/test_stage1_server.py"),

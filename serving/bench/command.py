@@ -20,14 +20,15 @@ from rich.table import Table
 
 from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, LOG_FORMAT, exit_codes
 from serving.bench import demo as demo_bench
+from serving.bench import jobs as jobs_bench
 from serving.bench import scheduler as scheduler_bench
 from serving.bench import seed as seed_bench
 from serving.bench.bars import Bar, passed
-from serving.bench.daemons import CLIP, demo_config, stage1_config, stage2_config, temporary_folder
+from serving.bench.daemons import CLIP, demo_config, jobs_config, stage1_config, stage2_config, temporary_folder
 from serving.bench.ideal import Workload
 from serving.bench.machine import describe_machine
 from serving.bench.rows import ROWS, choose_rows
-from serving.bench.tables import bars_table, demo_table, gpu_table, seed_table, stage1_table, stage2_table
+from serving.bench.tables import bars_table, demo_table, gpu_table, jobs_table, seed_table, stage1_table, stage2_table
 
 T = TypeVar("T")
 
@@ -150,6 +151,26 @@ def gpu(
     bars = bench.bars_of(figures)
     report = bench.build_report(machine, rounds, figures, bars)
     conclude(report, [gpu_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
+@app.command()
+def jobs(
+    uploads: Annotated[int, typer.Option(min=1, help="Clips that are uploaded.")] = 200,
+    clients: Annotated[int, typer.Option(min=1, help="Clients, each with one job at a time.")] = 20,
+    jobs_at_once: Annotated[int, typer.Option(min=1, help="Jobs that run at a time.")] = 3,
+    max_queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait; with fewer places, clients wait.")] = 12,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Upload small clips to the job API from many clients, emulated engines behind it: latency, event loop, memory."""
+    with _measuring():
+        machine = describe_machine(jobs_bench.PACKAGES)
+        with temporary_folder() as folder:
+            config, load = jobs_config(folder, jobs_at_once, max_queue), jobs_bench.Load(uploads, clients)
+            figures = asyncio.run(_until_signalled(jobs_bench.measure(config, folder, load, _tell)))
+    bars = jobs_bench.bars_of(figures)
+    report = jobs_bench.build_report(machine, config, figures, bars)
+    conclude(report, [jobs_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from pipeline_ver2.config import (
     Config,
     Paths,
     PipelineConfig,
+    ServingConfig,
     Stage1Config,
     Stage1Emulated,
     Stage2Config,
@@ -60,6 +61,17 @@ def emulated_config(folder: Path, workload: Workload, limit: int) -> Config:
             limit=limit,
             emulated=Stage2Emulated(service_s=workload.stage2_s, per_extra_s=0),
         ),
+    )
+
+
+def jobs_config(folder: Path, jobs_at_once: int, max_queue: int) -> Config:
+    """The job API on a free port, with both stages emulated and quick."""
+    ports = free_ports(3)
+    return Config(
+        paths=paths_in(folder),
+        stage1=Stage1Config(port=ports[0], engine="emulated", emulated=Stage1Emulated(service_s=0.05)),
+        stage2=Stage2Config(port=ports[1], engine="emulated", emulated=Stage2Emulated(service_s=0.1)),
+        serving=ServingConfig(port=ports[2], jobs_at_once=jobs_at_once, max_queue=max_queue),
     )
 
 

@@ -69,6 +69,25 @@ def stage2_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def jobs_table(report: Mapping[str, Any]) -> Table:
+    """What the clients of the jobs benchmark saw."""
+    load, jobs = report["workload"], report["jobs"]
+    title = f"{load['uploads']} uploads of {load['clients']} clients, {load['jobs_at_once']} jobs at a time"
+    table = Table(title=f"{title}, {_engines(report)}", caption=_machine(report))
+    for heading in ("", "p50", "p99", "max"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, figures in (
+        ("POST /jobs, ms", jobs["post_ms"]),
+        ("GET /jobs/{id}, ms", jobs["get_job_ms"]),
+        ("event loop lag, ms", {name.removesuffix("_ms"): value for name, value in jobs["loop_lag"].items()}),
+        ("upload to end, s", jobs["job_s"]),
+    ):
+        table.add_row(name, *(f"{figures[name]:.1f}" for name in ("p50", "p99", "max")))
+    table.add_row("all, s", f"{jobs['wall_s']:.1f}")
+    table.add_row("uploads told to wait", str(jobs["refused_429"]))
+    return table
+
+
 def gpu_table(report: Mapping[str, Any]) -> Table:
     """The concurrencies of the GPU benchmark, one line each."""
     table = Table(title=f"{report['machine']['gpu']}, {report['models']['stage2']}", caption=_machine(report))

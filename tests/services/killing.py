@@ -189,30 +189,36 @@ class Site:
         return {record.index for record in self._records(job_id) if isinstance(record, SlotRecord)}
 
     async def kill(self, victim: str, jobs: Mapping[str, Expected]) -> None:
-        """kill -9 of a daemon, `stage1` or `stage2`, else of the process that runs the first job, which starts again.
+        """kill -9 of a daemon, `stage1` or `stage2`, of the first job's own process, `job`, or of whoever runs that.
 
         What was sent and has no record by then was hit.
         """
+        recorded = {job_id: self.recorded_slots(job_id) for job_id in jobs}
+        killed: Started | None = None
         if victim in {"stage1", "stage2"}:
-            recorded = {job_id: self.recorded_slots(job_id) for job_id in jobs}
-            with suppress(LookupError):  # it is dead already: the process that runs it was killed just before
-                os.kill(process_of(victim, self.ports[victim]), signal.SIGKILL)
-            await asyncio.sleep(SETTLE_S)
-            if victim == "stage1":
-                return
+            kill_if_alive(self._stage(victim))
+        elif victim == "job":
+            kill_if_alive(self._job_process(next(iter(jobs))))
         else:
             killed = self._runner(next(iter(jobs)))
-            await killed.kill()
-            if self.stages_are_its_own:
-                await self._until_stages_are_gone()
-            await asyncio.sleep(SETTLE_S)
-            recorded = {job_id: self.recorded_slots(job_id) for job_id in jobs}
-        for job_id, expected in jobs.items():
-            self.hits.update(
-                key for slot, key in expected.keys.items() if key in self.engine.sends and slot not in recorded[job_id]
-            )
-        if victim not in {"stage1", "stage2"}:
+            recorded = await self._kill(killed, jobs)
+        await asyncio.sleep(SETTLE_S)
+        if victim != "stage1":
+            for job_id, expected in jobs.items():
+                keys = (key for slot, key in expected.keys.items() if slot not in recorded[job_id])
+                self.hits.update(key for key in keys if key in self.engine.sends)
+        if killed is not None:
             await killed.start()
+
+    async def _kill(self, killed: Started, jobs: Mapping[str, Expected]) -> dict[str, set[int]]:
+        """Kill a process and wait for those that end with it; the slots that have a record then."""
+        assert killed.process is not None
+        doomed = children_of(killed.process.pid)
+        await killed.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            while any(Path(f"/proc/{process}").exists() for process in doomed):  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.02)
+        return {job_id: self.recorded_slots(job_id) for job_id in jobs}
 
     def check(self, job_id: str, expected: Expected, said: object) -> None:
         """The answers are those of an undisturbed job, one record a slot; only what was hit was sent again."""
@@ -240,22 +246,29 @@ class Site:
         except DatabaseAway:
             return False
 
-    def _runner(self, job_id: str) -> Started:
-        """The process that has the lock of a job's folder open, else the first."""
+    def _stage(self, stage: str) -> int | None:
+        with suppress(LookupError):
+            return process_of(stage, self.ports[stage])
+        return None
+
+    def _job_process(self, job_id: str) -> int | None:
+        """The process that has the lock of a job's folder open."""
         lock = self.data.folder(job_id).path / ".worker.lock"
         for each in self.processes:
             assert each.process is not None
-            with suppress(OSError):
-                if any(fd.readlink() == lock for fd in Path(f"/proc/{each.process.pid}/fd").iterdir()):
-                    return each
-        return self.processes[0]
+            for child in children_of(each.process.pid):
+                with suppress(OSError):
+                    if any(fd.readlink() == lock for fd in Path(f"/proc/{child}/fd").iterdir()):
+                        return child
+        return None
 
-    async def _until_stages_are_gone(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            for stage in ("stage1", "stage2"):
-                with suppress(LookupError):
-                    while process_of(stage, self.ports[stage]):  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
+    def _runner(self, job_id: str) -> Started:
+        """Whose child runs a job, else the first."""
+        child = self._job_process(job_id)
+        for each in self.processes:
+            if each.process is not None and child in children_of(each.process.pid):
+                return each
+        return self.processes[0]
 
     def _records(self, job_id: str) -> list[KeyframeRecord | SlotRecord]:
         records: list[KeyframeRecord | SlotRecord] = []
@@ -265,6 +278,22 @@ class Site:
                     kind = SlotRecord if b'"type":"slot"' in line else KeyframeRecord
                     records.append(kind.model_validate_json(line))
         return records
+
+
+def children_of(process: int) -> list[int]:
+    """The processes a process has started and not yet buried, whichever of its threads did."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in thread.read_text().split()]
+    return found
+
+
+def kill_if_alive(process: int | None) -> None:
+    """kill -9, unless it has ended already."""
+    with suppress(ProcessLookupError):
+        if process is not None:
+            os.kill(process, signal.SIGKILL)
 
 
 def engine_settings(upstream: Upstream) -> dict[str, Any]:

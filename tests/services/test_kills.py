@@ -21,7 +21,7 @@ from serving.jobs import DataDir
 from serving.store import JobStore
 from tests.openai_upstream import upstream
 from tests.services.job_server import PATIENCE_S, Server
-from tests.services.killing import CountedEngine, Site, Started, engine_settings, plan_of
+from tests.services.killing import CountedEngine, Site, Started, children_of, engine_settings, plan_of
 from tests.serving.conftest import enter
 from tests.stand_ins import answer, stand_ins
 
@@ -71,21 +71,26 @@ async def one_worker(folder: Path, ports: tuple[int, int, int]) -> AsyncIterator
 
 @pytest.mark.fault("O5")
 @pytest.mark.parametrize(
-    ("site_of", "process", "jobs"),
+    ("site_of", "victims", "jobs"),
     [
-        (everything_up, "api", 1),
-        pytest.param(everything_up, "api", 4, marks=pytest.mark.soak),
-        pytest.param(one_worker, "worker", 2, marks=pytest.mark.soak),
+        (everything_up, ("job", "stage1", "stage2"), 1),
+        pytest.param(everything_up, ("api", "job", "stage1", "stage2"), 3, marks=pytest.mark.soak),
+        pytest.param(one_worker, ("worker", "job", "stage1", "stage2"), 2, marks=pytest.mark.soak),
     ],
 )
 async def test_jobs_outlive_kills_at_random_moments(
-    tmp_path: Path, three_free_ports: tuple[int, int, int], clip: Path, site_of: SiteOf, process: str, jobs: int
+    tmp_path: Path,
+    three_free_ports: tuple[int, int, int],
+    clip: Path,
+    site_of: SiteOf,
+    victims: tuple[str, ...],
+    jobs: int,
 ) -> None:
-    """The process that runs the job and each daemon, once in every job: same answers, no send without a reason."""
+    """Whatever takes part in a job, once in every job: same answers, no send without a reason."""
     async with site_of(tmp_path, three_free_ports) as site:
         (expected,) = await site.undisturbed(await site.submit(clip))
         for seed in range(jobs):
-            plan = plan_of(random.Random(seed), (process, "stage1", "stage2"), RECORDS)
+            plan = plan_of(random.Random(seed), victims, RECORDS)
             said = f"seed {seed}: {plan}"
             (job_id,) = await site.submit(clip)
             await site.disturb({job_id: expected}, plan)
@@ -114,13 +119,15 @@ async def test_a_kill_between_an_answer_and_its_record(
             if (key, time) != ("slot-2", 1):
                 return None
             assert running.process is not None
-            await stopped(running.process.pid)
+            (job_process,) = job_processes_of(running.process.pid)
+            await stopped(job_process)
             reply = answer()
             await reply.prepare(request)
             await reply.write_eof()
             assert request.transport is not None
             assert request.transport.get_write_buffer_size() == 0
             running.process.kill()
+            os.kill(job_process, signal.SIGKILL)  # as it would itself, if it were not held
             killed.set()  # at once: this handler is cancelled when its client is gone
             return reply
 
@@ -147,6 +154,12 @@ async def test_a_kill_between_an_answer_and_its_record(
         "slot-4": 1,
     }
     assert {slot.state for slot in read_results(data.folder("a").path).slots} == {"ok"}
+
+
+def job_processes_of(process: int) -> list[int]:
+    """Those of its children that run jobs."""
+    told = ((child, Path(f"/proc/{child}/cmdline").read_bytes()) for child in children_of(process))
+    return [child for child, command in told if b"serving.job_process" in command]
 
 
 async def stopped(process: int) -> None:

@@ -63,7 +63,7 @@ async def test_shared_jobs_outlive_kills_at_random_moments(
     async with two_workers(tmp_path, three_free_ports, database) as site:
         expected = await site.undisturbed(await site.submit(*clips))
         for seed in range(rounds):
-            plan = plan_of(random.Random(seed), ("worker", "stage1", "stage2", "postgres"), RECORDS)
+            plan = plan_of(random.Random(seed), ("worker", "job", "stage1", "stage2", "postgres"), RECORDS)
             said = f"seed {seed}: {plan}"
             jobs = dict(zip(await site.submit(*clips), expected, strict=True))
             await site.disturb(jobs, plan)
