@@ -79,14 +79,19 @@ def find_candidates(output: NDArray[np.floating], image_size: tuple[int, int], t
         threshold: A box stays if its best score is at least this.
     """
     outputs = np.asarray(output, np.float32)
-    finite = np.logical_and.reduce(np.isfinite(outputs), axis=1)
-    if not finite.all():
+    finite = None if np.isfinite(outputs).all() else np.logical_and.reduce(np.isfinite(outputs), axis=1)
+    if finite is not None:
         outputs = np.where(finite[:, None], outputs, 0)
     scores = outputs[:, BOX_SIDES:]
     best = scores.max(axis=1, initial=0)
-    problems = dict(_problems(scores, best, finite))
-    over = (best >= threshold) & finite
-    over[list(problems)] = False
+    over = best >= threshold
+    nonfinite, problems = np.zeros(len(outputs), np.intp), {}
+    if finite is not None:
+        over &= finite
+        nonfinite = np.count_nonzero(~finite, axis=1)
+    if finite is not None or scores.min(initial=0) < -_SCORE_SLACK or best.max(initial=0) > 1 + _SCORE_SLACK:
+        problems = dict(_problems(scores, best, np.ones_like(over) if finite is None else finite))
+        over[list(problems)] = False
     clip, column = np.nonzero(over)
     found = outputs[clip, :, column]
     boxes = _corners(found[:, :BOX_SIDES], image_size)
@@ -94,7 +99,6 @@ def find_candidates(output: NDArray[np.floating], image_size: tuple[int, int], t
     order = np.lexsort((-np.minimum(best[clip, column], 1), clip))  # stable: equal scores stay in the model's order
     order = order[usable[order]]
     starts = np.searchsorted(clip[order], np.arange(len(outputs) + 1))
-    nonfinite = finite.shape[1] - np.count_nonzero(finite, axis=1)
     return Candidates(boxes[order], found[order, BOX_SIDES:].clip(0, 1), starts, nonfinite, problems)
 
 
@@ -139,7 +143,10 @@ def _corners(centred: NDArray[np.float32], image_size: tuple[int, int]) -> NDArr
     middle, half = centred[:, :2], centred[:, 2:] / 2
     with np.errstate(over="ignore"):  # beyond the largest number is beyond the frame
         corners = np.concatenate([middle - half, middle + half], axis=1)
-    return np.clip(corners / np.asarray([width, height, width, height], np.float32), 0, 1)
+    corners /= np.asarray([width, height, width, height], np.float32)
+    np.maximum(corners, 0, out=corners)
+    np.minimum(corners, 1, out=corners)
+    return corners
 
 
 def _kept(boxes: NDArray[np.float32], nms_iou: float) -> NDArray[np.intp]:

@@ -15,6 +15,9 @@ from serving.workers.postprocess import Candidates, ClipOutput, find_candidates,
 RawClip = NDArray[np.floating] | EngineFailed
 """The model's output for a clip, `(4 + C, N)`, see `postprocess`; or why there is none."""
 
+RawClips = Sequence[RawClip] | NDArray[np.floating]
+"""The outputs of some clips, `(B, 4 + C, N)` where all are there."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -43,7 +46,7 @@ class ModelInfo:
 class RawBatch:
     """One entry per clip, in their order; and how many clips of no use were run along to fill sizes up."""
 
-    clips: Sequence[RawClip]
+    clips: RawClips
     padded: int = 0
 
 
@@ -79,7 +82,7 @@ class Detector(Protocol):
         """Let a call that is running end soon."""
 
 
-def findings(clips: Sequence[RawClip], info: ModelInfo, threshold: float, nms_iou: float) -> list[ClipOutput]:
+def findings(clips: RawClips, info: ModelInfo, threshold: float, nms_iou: float) -> list[ClipOutput]:
     """The outputs of the clips of one request.
 
     Raises:
@@ -88,17 +91,17 @@ def findings(clips: Sequence[RawClip], info: ModelInfo, threshold: float, nms_io
     return suppress(candidates_of(clips, info, threshold), nms_iou)
 
 
-def candidates_of(clips: Sequence[RawClip], info: ModelInfo, threshold: float) -> Candidates:
+def candidates_of(clips: RawClips, info: ModelInfo, threshold: float) -> Candidates:
     """What may become boxes in the clips of one request.
 
     Raises:
         EngineFailed: No clip could be worked on; this is the first one's reason.
     """
+    if isinstance(clips, np.ndarray):  # nothing failed, and nothing is to be copied
+        return find_candidates(clips, info.image_size, threshold)
     errors = {number: raw for number, raw in enumerate(clips) if isinstance(raw, EngineFailed)}
     if errors and len(errors) == len(clips):
         raise errors[min(errors)]
-    if not errors:
-        return find_candidates(np.stack(clips), info.image_size, threshold)
     nothing = np.zeros_like(next(raw for raw in clips if not isinstance(raw, EngineFailed)))
     outputs = np.stack([nothing if isinstance(raw, EngineFailed) else raw for raw in clips])
     found = find_candidates(outputs, info.image_size, threshold)

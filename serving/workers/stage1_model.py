@@ -16,7 +16,7 @@ from serving import demo
 from serving.workers.postprocess import BOX_SIDES, ClipOutput, postprocess
 from serving.workers.stage1_contract import Contract, metadata_of, read_contract, read_model
 from serving.workers.stage1_emulated import EmulatedDetector
-from serving.workers.stage1_engine import Detector, ModelInfo, RawBatch, RawClip, findings
+from serving.workers.stage1_engine import Detector, ModelInfo, RawBatch, RawClips, findings
 from serving.workers.stage1_labels import read_labels
 from serving.workers.stage1_pixels import normalise_into, planes_into, preprocess
 from serving.workers.stage1_session import CPU, Loaded, one_line, open_session
@@ -72,12 +72,10 @@ class OnnxDetector:
 
     def run(self, clips: Sequence[NDArray[np.uint8]]) -> RawBatch:
         """See `Engine.run`."""
-        raws: list[RawClip] = []
-        padded = 0
-        for start, end in self._sizes.spans(len(clips)):
-            raws += self._run_each(clips[start:end])
-            padded += self._sizes.padded(end - start) - (end - start)
-        return RawBatch(raws, padded)
+        spans = list(self._sizes.spans(len(clips)))
+        parts = [self._run_each(clips[start:end]) for start, end in spans]
+        padded = sum(self._sizes.padded(end - start) - (end - start) for start, end in spans)
+        return RawBatch(parts[0] if len(parts) == 1 else [raw for part in parts for raw in part], padded)
 
     def detect(self, clips: NDArray[np.uint8], threshold: float, nms_iou: float) -> list[ClipOutput]:
         """See `Detector.detect`. If a batch breaks the engine, each clip is tried alone."""
@@ -86,10 +84,10 @@ class OnnxDetector:
     def close(self) -> None:
         """A run cannot be cut short; it ends within its own time."""
 
-    def _run_each(self, clips: Sequence[NDArray[np.uint8]]) -> list[RawClip]:
+    def _run_each(self, clips: Sequence[NDArray[np.uint8]]) -> RawClips:
         """Run clips together; if that fails, each alone, to find out whose fault it was."""
         try:
-            return list(self._run(clips, self._sizes.padded(len(clips))))
+            return self._run(clips, self._sizes.padded(len(clips)))
         except EngineFailed as error:
             if len(clips) == 1:
                 return [error]

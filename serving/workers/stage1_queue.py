@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pipeline_ver2.errors import DeadlineShed, QueueFull, StageUnreachable
-from serving.workers.stage1_engine import RawBatch, RawClip
+from serving.workers.stage1_engine import RawBatch, RawClips
 from serving.workers.stage1_thread import DetectorThread
 from serving.workers.turns import Turns
 
@@ -46,7 +46,7 @@ class _Job:
     clips: Sequence[NDArray[np.uint8]]
     admitted: float
     started: asyncio.Future[float]
-    done: asyncio.Future[tuple[Sequence[RawClip], float]]
+    done: asyncio.Future[tuple[RawClips, float]]
 
 
 class BatchQueue:
@@ -112,7 +112,7 @@ class BatchQueue:
 
     async def detect(
         self, clips: Sequence[NDArray[np.uint8]], deadline_at: float | None = None, *, client: str = ""
-    ) -> Timed[Sequence[RawClip]]:
+    ) -> Timed[RawClips]:
         """Run clips, together with those of others.
 
         A caller cancelled while it waits leaves the queue, with its clips. Cancelled while it runs, it leaves the run
