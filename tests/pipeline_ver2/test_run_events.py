@@ -33,7 +33,7 @@ def events_in(folder: Path) -> list[dict[str, Any]]:
 
 def ended_in(folder: Path) -> list[tuple[str, int, int, str]]:
     """Action, first and last slot and reason of the events that have ended."""
-    ended = [event for event in events_in(folder) if event["state"] == "ended"]
+    ended = [event for event in events_in(folder) if event.get("state") == "ended"]
     return [(event["action"], event["first_slot"], event["last_slot"], event["reason"]) for event in ended]
 
 
@@ -259,3 +259,23 @@ async def test_an_event_of_a_live_source_that_stays_away_ends(tmp_path: Path) ->
             while not ended_in(tmp_path):  # noqa: ASYNC110 - files set no event
                 await asyncio.sleep(0.01)
     assert ended_in(tmp_path) == [("walk", 0, 0, "gap")]
+
+
+@pytest.mark.slow
+async def test_a_live_run_tells_its_events_as_they_come(clip: Path, stages: Stages, tmp_path: Path) -> None:
+    """The event has begun long before the source ends, and a second run of the same folder adds its own."""
+    going_on: list[str] = []
+
+    async def look(_request: web.Request, key: str, _time: int) -> None:
+        if key.endswith("slot-3"):
+            going_on.append(events_in(tmp_path)[-1]["state"])
+
+    stages.stage2.rule = look
+    live = LiveSource(str(clip), policy="WAIT")
+    for resume in (False, True):
+        job = Job(clip, tmp_path, resume=resume, live=live, stream="gate")
+        results = await run_pipeline(job, settings_for(stages))
+        assert results.counts.events == 1
+    assert going_on == ["begun", "begun"]
+    assert [reason for *_, reason in ended_in(tmp_path)] == ["end_of_source"] * 2
+    assert len({event["id"] for event in events_in(tmp_path) if event["type"] == "event"}) == 2
