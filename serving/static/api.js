@@ -13,6 +13,12 @@ export class Refused extends Error {
     this.status = status;
     this.code = code;
   }
+
+  /** The message without the name it begins with. */
+  without(name) {
+    const begin = `${name}: `.toLowerCase();
+    return this.message.toLowerCase().startsWith(begin) ? sentence(this.message.slice(begin.length)) : this.message;
+  }
 }
 
 /** JSON of a path. Throws Refused. */
@@ -37,7 +43,8 @@ function refusal(status, text) {
   if (status === 401) window.dispatchEvent(new Event("signed-out"));
   try {
     const { code, detail } = JSON.parse(text);
-    return new Refused(ADVICE[code] ?? sentence(detail), status, code);
+    const more = code === "video" ? " Choose another file." : "";
+    return new Refused(ADVICE[code] ?? sentence(detail) + more, status, code);
   } catch {
     return new Refused(`The server answered with an error (${status}).`, status, "http");
   }

@@ -31,7 +31,7 @@ class JobView {
   constructor(id, named) {
     Object.assign(this, { id, named, slots: new Map(), told: 0, warned: new Set(), drawing: 0, left: false });
     this.stop = () => {};
-    this.answers = new Answers(id, (slot) => this.choose(slot, { toVideo: true }));
+    this.answers = new Answers(id, (slot) => this.choose(slot));
     this.title = h("h1", { tabindex: "-1" }, "Job");
     this.state = h("span", { class: "state" });
     this.meta = h("p", { class: "meta" });
@@ -236,21 +236,20 @@ class JobView {
   }
 
   /** Jump to a slot: the video, the timeline, the answer. */
-  choose(slot, { toVideo = false } = {}) {
+  choose(slot) {
     say(`Slot ${slot.index + 1}, ${clock(slot.start_s)} of the video: ${action(slot)}`);
     this.answers.show(slot.index);
     this.mark(slot.index);
     if (!this.player) return;
     this.player.currentTime = slot.start_s + JUST_INSIDE_S;
     this.showNow(slot.start_s + JUST_INSIDE_S);
-    if (toVideo) this.player.scrollIntoView({ block: "nearest" });
+    this.player.scrollIntoView({ block: "nearest" });
   }
 
   showStages(trace) {
     this.timeline?.leave();
     this.timeline = new Timeline(trace, this.slots, (slot) => this.choose(slot));
-    const hint = "What ran when, in seconds from the start of the job. Choose a slot, and the video jumps to it.";
-    this.stages.replaceChildren(h("h2", { id: "stages" }, "Both stages over time"), h("p", { class: "hint" }, hint), this.timeline.element);
+    this.stages.replaceChildren(this.timeline.element);
     this.stages.hidden = false;
     this.timeline.render();
   }

@@ -27,7 +27,9 @@ export class Timeline {
     this.drawing = svg("svg", { class: "stages", role: "group", "aria-label": help });
     this.tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.area = h("div", { class: "stages-area" }, this.drawing, this.tip);
-    this.element = h("div", { class: "timeline" }, this.buttons(), this.area);
+    const title = h("h2", { id: "stages" }, "Both stages over time");
+    const hint = h("p", { class: "hint" }, "Seconds since the job began. Choose a slot, and the video jumps to it.");
+    this.element = h("div", { class: "timeline" }, h("div", { class: "over" }, title, this.buttons()), hint, this.area);
     this.listen();
     this.watcher = new ResizeObserver(() => this.render());
     this.watcher.observe(this.area);
@@ -268,7 +270,7 @@ export class Timeline {
     this.tip.hidden = false;
     const room = this.width - this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(0, Math.min(room, middle - this.tip.offsetWidth / 2))}px`;
-    this.tip.style.top = `${row.y + (span.lane + 1) * row.lane + 4}px`;
+    this.tip.style.top = `${row.y + row.lanes.length * row.lane + 4}px`;
   }
 
   untell() {

@@ -118,7 +118,7 @@ class Upload {
   fail(error) {
     const again = h("button", { type: "button" }, "Try again");
     const away = h("button", { type: "button", "aria-label": `Forget ${this.file.name}` }, "Forget it");
-    const said = notice(h("b", {}, this.file.name), " could not be taken. ", error.message, " ", again, " ", away);
+    const said = notice(h("b", {}, this.file.name), " could not be taken. ", error.without(this.file.name), " ", again, " ", away);
     again.addEventListener("click", () => {
       said.replaceWith(this.element);
       sendAll([this]);

@@ -190,6 +190,7 @@ def test_the_timeline(browser: Browser, serve_api: ServeApi, clip: Path) -> None
         begin = results.slots[6].start_s
         assert begin <= player.evaluate("video => video.currentTime") < begin + 0.02
         expect(page.locator(".answer[aria-current]")).to_have_attribute("data-slot", "6")
+        expect(player).to_be_in_viewport(ratio=1)
         page.keyboard.press("Home")
         before = page.locator(".stages [data-slot='0']").bounding_box()
         page.keyboard.press("+")
@@ -262,7 +263,7 @@ def test_errors_in_words(browser: Browser, serve_api: ServeApi, clip: Path, tmp_
         page.get_by_role("button", name="Start 3 jobs").click()
         alerts = page.get_by_role("alert")
         expect(alerts).to_have_count(2)
-        expect(alerts.nth(0)).to_contain_text("notes.mp4 could not be taken. Notes.mp4")
+        expect(alerts.nth(0)).to_contain_text("notes.mp4 could not be taken. Not a video")
         expect(alerts.nth(1)).to_contain_text("The queue is full. Try again in a moment.")
         (waiting,) = api.store.page(state="queued", limit=9, before=None)
         api.store.ask_cancel(waiting.id)
