@@ -173,6 +173,28 @@ def jobs(
     conclude(report, [jobs_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
+@app.command()
+def files(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long the 1080p file is.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which extraction is measured.")] = 7,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Run a long 1080p file with emulated engines: the orchestrator's memory; frame extraction against a bare loop."""
+    from serving.bench import files as bench
+    from serving.bench.daemons import emulated_config
+    from serving.bench.tables import files_table
+
+    with _measuring():
+        machine, plan = describe_machine(bench.PACKAGES), bench.Plan(minutes, rounds)
+        with temporary_folder() as folder:
+            config = emulated_config(folder, Workload().hurried(bench.HURRY), 2)
+            figures = asyncio.run(_until_signalled(bench.measure(config, folder, plan, _tell)))
+    bars = bench.bars_of(figures)
+    report = bench.build_report(machine, plan, figures, bars)
+    conclude(report, [files_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:
     """Show a report, and exit with 1 if a bar that decides is missed."""
     if as_json:

@@ -88,6 +88,21 @@ def jobs_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def files_table(report: Mapping[str, Any]) -> Table:
+    """The rounds of the files benchmark, and the long run."""
+    run, seconds = report["run"], report["workload"]["seconds"]
+    table = Table(title=f"{seconds / 60:.1f} minutes of 1080p, {_engines(report)}", caption=_machine(report))
+    for heading in ("round", "extraction /s", "bare loop /s", "FFmpeg scales /s", "ratio"):
+        table.add_column(heading, justify="left" if heading == "round" else "right")
+    for number, each in enumerate(report["extraction"]["rounds"], start=1):
+        speeds = (f"{each[name]:.1f}" for name in ("extraction_fps", "bare_fps", "scaled_fps"))
+        table.add_row(str(number), *speeds, f"{each['ratio']:.3f}")
+    table.add_row("the run, s", f"{run['wall_s']:.1f}")
+    table.add_row("times real time", f"{run['times_real_time']:.2f}")
+    table.add_row("memory, MiB", f"{run['memory_most_mb']:.0f}")
+    return table
+
+
 def gpu_table(report: Mapping[str, Any]) -> Table:
     """The concurrencies of the GPU benchmark, one line each."""
     table = Table(title=f"{report['machine']['gpu']}, {report['models']['stage2']}", caption=_machine(report))
