@@ -143,8 +143,9 @@ class LiveReader:
     def _follow(self) -> str | None:
         """Read one connection until it ends; why it was lost, or None if it is over."""
         try:
-            with Connection(self._source, self._settings, self._clock, self._stop, self._allow) as connection:
-                self._connection = connection
+            connection = Connection(self._source, self._settings, self._clock, self._stop, self._allow)
+            self._connection = connection  # before it is open: opening waits for the source, too
+            with connection:
                 self._times.connect(1 / connection.header.rate)
                 for picture, stamp, arrived_s in connection.frames():
                     self._backoff.reset()

@@ -30,7 +30,7 @@ _LONGEST_PAUSE_S = 5.0  # in a file: more is a jump of its timestamps
 
 
 class Connection:
-    """An open live source. One thread opens it, takes its frames and closes it.
+    """A live source, open within its `with`. One thread opens it, takes its frames and closes it.
 
     Args:
         source: What to open.
@@ -40,7 +40,7 @@ class Connection:
         allow: Is asked about each URL before it is visited; raises if it may not be.
 
     Raises:
-        SourceLost: It cannot be opened, or is no video.
+        SourceLost: On entry: it cannot be opened, or is no video.
         OSError, FFmpegError, http.client.HTTPException: As the system says.
     """
 
@@ -53,17 +53,26 @@ class Connection:
         allow: Callable[[str], None] | None = None,
     ) -> None:
         self._source, self._settings, self._clock, self._stop = source, settings, clock, stop
+        self._allow = allow
         self._body: Body | None = None
         self._container: InputContainer | None = None
+
+    def __enter__(self) -> Self:
         try:
-            self._container = self._open(allow)
-            self._stream = _video_of(self._container, source.name)
+            self._container = self._open(self._allow)
+            self._stream = _video_of(self._container, self._source.name)
         except BaseException:
             self.close()
             raise
         self.header = Header.read(self._container, self._stream)
         timed = self.header.timestamps == "container" and self._container.format.name not in _UNTIMED_FORMATS
-        self._timed = timed or source.is_paced
+        self._timed = timed or self._source.is_paced
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def ends(self) -> bool:
@@ -113,14 +122,6 @@ class Connection:
             self._container.close()
         if self._body is not None:
             self._body.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, allow: Callable[[str], None] | None) -> InputContainer:
         address, settings = self._source.address, self._settings

@@ -35,7 +35,10 @@ class ReadySlot:
 
     def unasked(self, gate: Literal["all", "detections"]) -> SlotRecord | None:
         """The record of a slot that Stage 2 is not asked about; None if it is to be asked."""
-        if any(record.state == "failed" for record in self.keyframes):
+        failed = [record for record in self.keyframes if record.state == "failed"]
+        if failed and all((record.reason or "").startswith(DeadlineShed.code) for record in failed):
+            return self._record("shed", reason=failed[0].reason)
+        if failed:
             return self._record("failed", reason="stage1_failed")
         if gate == "detections" and not any(record.detections for record in self.keyframes):
             return self._record("skipped", reason="gate: no detections")

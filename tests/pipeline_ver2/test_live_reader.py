@@ -73,7 +73,6 @@ def test_waits_double_up_to_the_longest() -> None:
     assert backoff.next_s() <= 1.25
 
 
-@pytest.mark.fault("L1")
 async def test_a_lost_source_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
     """Times go on, each gap has a beginning and an end, and the log tells no secret."""
     camera = Camera([transport_stream(20)], rate=300)
@@ -93,7 +92,6 @@ async def test_a_lost_source_is_opened_again(caplog: pytest.LogCaptureFixture) -
     assert "secret" not in caplog.text
 
 
-@pytest.mark.fault("L1")
 async def test_a_camera_that_is_away_for_long_is_one_gap() -> None:
     """However often it is tried."""
     camera = Camera([transport_stream(20)], rate=300)
@@ -108,7 +106,6 @@ async def test_a_camera_that_is_away_for_long_is_one_gap() -> None:
     assert ended.attempts >= 3
 
 
-@pytest.mark.fault("L4")
 async def test_another_size_and_another_codec(caplog: pytest.LogCaptureFixture) -> None:
     """Both are told, and frames go on."""
     sizes = [transport_stream(20, size=size) for size in ((96, 64), (64, 96))]
@@ -123,7 +120,6 @@ async def test_another_size_and_another_codec(caplog: pytest.LogCaptureFixture) 
     assert any("the codec changed from h264 to mpeg2video" in message for message in caplog.messages)
 
 
-@pytest.mark.fault("L4")
 @pytest.mark.parametrize("start_s", [2**33 / 90_000 - 0.5, 0])
 async def test_timestamps_that_wrap_round_or_jump(start_s: float) -> None:
     """Frames stay 1/30 s apart; a jump is counted."""

@@ -119,7 +119,6 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connection.ends
 
 
-@pytest.mark.fault("L1")
 async def test_silence_is_a_loss() -> None:
     """A camera that holds the connection and sends nothing is given up after the read limit."""
     quick = LiveConfig(read_timeout_s=0.3)
@@ -128,7 +127,6 @@ async def test_silence_is_a_loss() -> None:
             await asyncio.to_thread(follow, camera.url, quick)
 
 
-@pytest.mark.fault("L1")
 async def test_sound_alone_is_a_loss() -> None:
     """Bytes come, pictures do not."""
     quick = LiveConfig(read_timeout_s=0.4)
@@ -178,7 +176,6 @@ async def test_a_page_is_no_video() -> None:
             await asyncio.to_thread(follow, camera.url)
 
 
-@pytest.mark.fault("L4")
 async def test_another_codec_is_a_loss() -> None:
     """What can no longer be decoded is opened anew, and read then."""
     pieces = [*transport_stream(30), *transport_stream(200, codec="mpeg2video", start_s=1)]
