@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,16 @@ def sign_in(shown: View) -> None:
     expect(shown.page.get_by_role("heading", name="Jobs")).to_be_visible()
 
 
-def progress_of(shown: View) -> float:
-    """The share that the bar shows; 0 while nobody knows it."""
-    bar = shown.page.locator(".job progress")
-    return float(bar.get_attribute("value") or 0)
+def watch_progress(shown: View) -> Callable[[], list[str]]:
+    """Note what is told of the progress from now on; gives a function that tells all of it."""
+    shown.page.evaluate(
+        """() => {
+          const told = window.told = [];
+          const words = document.querySelector(".job .progress p");
+          new MutationObserver(() => told.push(words.textContent)).observe(words, { childList: true });
+        }"""
+    )
+    return lambda: list(shown.page.evaluate("window.told"))
 
 
 def test_a_video_is_sent_followed_watched_and_its_results_fetched(
@@ -46,11 +53,14 @@ def test_a_video_is_sent_followed_watched_and_its_results_fetched(
             page.set_input_files("#file", CLIP)
             page.get_by_role("button", name="Start").click()
             page.get_by_role("link", name="clip.mp4").click()
+            expect(page.get_by_role("heading", name="clip.mp4")).to_be_visible()
+            progress = watch_progress(shown)
             expect(page.locator(".answer").first).to_be_visible(timeout=PATIENCE_MS)
-            assert progress_of(shown) > 0
             shown.shoot("desktop-running")
             expect(page.locator(".title .state")).to_have_text("Done", timeout=PATIENCE_MS)
             expect(page.locator(".answer")).to_have_count(SLOTS)
+            moved = [text for text in progress() if "of about 419 frames" in text]
+            assert len(set(moved)) > 1, moved
             results = check_jump(shown)
             assert (results.state, results.counts.slots) == ("succeeded", SLOTS)
             shown.shoot("desktop-job")
