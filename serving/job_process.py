@@ -1,7 +1,7 @@
 """Jobs in processes of their own, so that decoding shares neither the API's event loop nor its memory nor its fate.
 
 `python -m serving.job_process` runs one job after the other. On standard input it gets one JSON object a line: first
-the configuration, then what to run (`{"run": folder}`) or that it is to stop (`{"stop": true}`). When the input ends,
+the configuration, then what to run (`{"run": folder}`) or that it is to stop (`{"stop": reason}`). When the input ends,
 the parent has, and the process ends on the spot. On standard output it answers every job with its outcome.
 """
 
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,7 +53,7 @@ class JobProcess:
         )
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._jobs = 0
-        self._is_busy = False
+        self._is_busy = False  # for ever, if it ends in the middle of a job
         threading.Thread(target=self._listen, daemon=True).start()
         self._tell({"config": config.model_dump(mode="json"), "log_level": logging.getLogger().level})
 
@@ -84,14 +85,14 @@ class JobProcess:
                     reason = why_stop()
                     if reason is not None:
                         kill_at = time.monotonic() + STOP_S
-                        self._tell({"stop": True})
+                        self._tell({"stop": reason})
                 elif time.monotonic() > kill_at:
                     log.warning("the job in %s did not stop within %g s; killed", folder.path, STOP_S)
                     self._process.kill()
                 continue
-            self._is_busy = False
             if answer is None:
                 self._answers.put(None)  # to whoever asks again
+            self._is_busy = answer is None
             return _outcome(answer, folder, reason)
 
     def close(self) -> None:
@@ -151,8 +152,6 @@ def _outcome(answer: str | None, folder: JobFolder, reason: StopReason | None) -
     told = json.loads(answer)
     if told["state"] == FolderInUse.code:
         raise FolderInUse(f"{folder.path} is in use by another process")
-    if told["state"] == "interrupted" and reason is not None:
-        return Outcome(reason)
     return Outcome(told["state"], told["error"])
 
 
@@ -162,29 +161,34 @@ def main() -> int:
     logging.basicConfig(level=first["log_level"], format=LOG_FORMAT)
     config = Config.model_validate(first["config"])
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    told = threading.Event()
-    threading.Thread(target=_take_orders, args=(sys.stdin, folders, told), daemon=True).start()
+    stop = _Stop()
+    threading.Thread(target=_take_orders, args=(sys.stdin, folders, stop), daemon=True).start()
     while True:
-        answer = _run(JobFolder(folders.get()), config, told)
+        answer = _run(JobFolder(folders.get()), config, stop)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
-def _take_orders(orders: IO[str], folders: queue.SimpleQueue[Path], told: threading.Event) -> None:
+@dataclass(slots=True)
+class _Stop:
+    """Whether the job that runs is to stop, and why."""
+
+    reason: StopReason | None = None
+
+
+def _take_orders(orders: IO[str], folders: queue.SimpleQueue[Path], stop: _Stop) -> None:
     for line in orders:
         order = json.loads(line)
+        stop.reason = order.get("stop")  # a new job begins without: what was said of the one before does not count
         if "run" in order:
-            told.clear()  # here, so that what was said of the job before does not count
             folders.put(Path(order["run"]))
-        else:
-            told.set()
     os._exit(1)  # the parent is dead, and whoever goes on with the job must not find it running
 
 
-def _run(folder: JobFolder, config: Config, told: threading.Event) -> dict[str, str | None]:
+def _run(folder: JobFolder, config: Config, stop: _Stop) -> dict[str, str | None]:
     try:
         job = JobFile.read(folder.job_file)
-        outcome = asyncio.run(run_job(job, folder, config, lambda: "interrupted" if told.is_set() else None))
+        outcome = asyncio.run(run_job(job, folder, config, lambda: stop.reason))
     except FolderInUse:
         return {"state": FolderInUse.code, "error": None}
     except ResultsError as error:
