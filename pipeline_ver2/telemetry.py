@@ -70,7 +70,7 @@ def export_trace(
                 log.warning("job %s: its trace %s could not be sent to %s", job_id, trace.trace_id, endpoint)
                 return
     finally:
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _Spans:

@@ -287,7 +287,7 @@ def read_json(body: bytes | memoryview) -> Any:  # noqa: ANN401 - any JSON
         if _SURROGATE.search(text):
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from error
+        raise RequestError(f"body: not valid JSON: {error}") from error
     return content
 
 

@@ -39,6 +39,7 @@ from serving.progress import Progress, follow, read_progress
 from serving.security import Guard
 from serving.store import JobStore
 from serving.uploads import check_room
+from serving.workers.daemon import RequestCounter
 
 CANCEL_WAIT_S = 1.8
 """A cancelled job is waited for so long, that the reply can say it has ended."""
@@ -108,6 +109,7 @@ class JobApi:
         app = FastAPI(title="zroact-stage2 jobs", responses=problems.documented(*_EVERYWHERE))
         problems.install(app)
         app.add_middleware(Guard, token=self._config.serving.token)
+        app.add_middleware(RequestCounter, requests=self._metrics.requests)
         app.include_router(self._job_routes())
         app.include_router(self._health_routes())
         app.include_router(Page(self._config.serving.token).routes())

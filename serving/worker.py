@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import DatabaseAway, FolderInUse, ResultsError
+from pipeline_ver2.results import Results, read_results
 from serving.job_metrics import JobMetrics
 from serving.job_process import JobProcesses
 from serving.jobs import DataDir, JobState
@@ -140,9 +141,15 @@ class Worker:
         except DatabaseAway as error:  # the job goes on all the same, one attempt poorer
             log.warning("job %s: %s", job_id, error)
 
+    def _results(self, job_id: str) -> Results | None:
+        try:
+            return read_results(self._data.folder(job_id).path)
+        except ResultsError:  # it ended before there were any
+            return None
+
     def _end(self, job_id: str, state: JobState, error: str | None = None) -> None:
         if self._patiently(lambda: self._store.end(job_id, state, error)):
             log.info("job %s ended: %s%s", job_id, state, f" ({error})" if error else "")
-            self._metrics.ended(state)
+            self._metrics.ended(state, self._results(job_id))
         if state == "cancelled":
             self._data.folder(job_id).upload.unlink(missing_ok=True)

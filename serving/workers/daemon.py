@@ -95,7 +95,7 @@ def create_app(
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(_BodyGuard, max_bytes=int(max_body_mb * MEGABYTE), max_bodies=max_bodies)
-    app.add_middleware(_RequestCounter, registry=registry)
+    app.add_middleware(RequestCounter, requests=request_counter(registry))
 
     @app.get("/livez", tags=["health"])
     async def livez() -> dict[str, str]:
@@ -277,17 +277,18 @@ class _BodyGuard:
         return guarded
 
 
-class _RequestCounter:
-    """Counts requests by route and status."""
+def request_counter(registry: CollectorRegistry) -> Counter:
+    """What a `RequestCounter` counts with."""
+    said = "HTTP requests by route and status."
+    return Counter("zroact_http_requests", said, ["route", "status"], registry=registry)
 
-    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
+
+class RequestCounter:
+    """Middleware that counts requests by route and status."""
+
+    def __init__(self, app: ASGIApp, *, requests: Counter) -> None:
         self._app = app
-        self._requests = Counter(
-            "zroact_http_requests",
-            "HTTP requests by route and status.",
-            ["route", "status"],
-            registry=registry,
-        )
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

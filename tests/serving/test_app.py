@@ -201,13 +201,24 @@ async def test_ready_with_both_stages(serve_api: ServeApi) -> None:
         assert "queue" in problem["detail"]
 
 
+async def test_not_ready_without_room(serve_api: ServeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both stages up, but no space on the disk."""
+    async with stand_ins() as stages:
+        api = serve_api(stages.overrides())
+        monkeypatch.setattr("serving.uploads.MIN_FREE_BYTES", 10**18)
+        status, problem, _ = await call(api, "/readyz")
+        assert (status, problem["code"]) == (507, "storage_full")
+
+
 async def test_metrics(api: Api) -> None:
-    """Jobs of every state, and the disk."""
+    """Jobs of every state, the disk, and requests by route, whatever their paths were."""
+    await call(api, "/jobs/none")
     add(api, "a", "failed")
     add(api, "b")
     _, text, _ = await call(api, "/metrics")
     for line in (b'zroact_jobs{state="queued"} 1.0', b'zroact_jobs{state="failed"} 1.0', b"zroact_disk_free_bytes "):
         assert line in text
+    assert b'zroact_http_requests_total{route="/jobs/{job_id}",status="404"} 1.0' in text
 
 
 async def test_the_documentation(api: Api) -> None:

@@ -39,7 +39,7 @@ _EMULATED = {"engine": "emulated", "emulated.service_s": 0, "max_body_mb": 1}
 def check(url: str, folder: Path, *, phases: str, examples: int) -> None:
     """Send requests that fit the document and such that do not; fail with what the tool says of the replies."""
     (folder / "schemathesis.toml").write_text('[parameters]\n"path.job_id" = ["waiting", "ended", "none"]\n')
-    command = [Path(sys.executable).with_name("st"), "run", f"{url}/openapi.json", "--no-color"]
+    command = [str(Path(sys.executable).with_name("st")), "run", f"{url}/openapi.json", "--no-color"]
     bounds = ["--phases", phases, "-n", str(examples), "--seed", "1", "--no-shrink"]
     options = ["--exclude-checks", UNKNOWABLE, "--continue-on-failure", "--request-timeout", "60", "--warnings", "off"]
     ran = subprocess.run(

@@ -207,7 +207,7 @@ async def test_wrong_routes_and_methods_have_the_usual_shape(url: str, http: aio
     [
         ('{"sides": [1]}', "name"),
         ('{"name": "a", "sides": [1, "x"]}', "sides.1"),
-        ("{", "body: JSON decode error"),
+        ("{", "body: not valid JSON"),
         ("[]", "body"),
     ],
 )
