@@ -195,6 +195,25 @@ def files(
     conclude(report, [files_table(report), bars_table(bars)], bars, as_json=as_json)
 
 
+@app.command()
+def live(
+    seconds: Annotated[float, typer.Option(min=5, help="How long the cameras are followed.")] = 120,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Follow four cameras that ask for 1.5 times what Stage 2 can do by their deadlines; the engines are emulated."""
+    from serving.bench import live as bench
+    from serving.bench.tables import live_table
+
+    with _measuring():
+        machine = describe_machine(bench.PACKAGES)
+        with temporary_folder() as folder:
+            figures = asyncio.run(_until_signalled(bench.measure(folder, seconds, _tell)))
+    bars = bench.bars_of(figures)
+    report = bench.build_report(machine, figures, bars)
+    conclude(report, [live_table(report), bars_table(bars)], bars, as_json=as_json)
+
+
 def conclude(report: dict[str, Any], tables: Sequence[Table], bars: Sequence[Bar], *, as_json: bool) -> None:
     """Show a report, and exit with 1 if a bar that decides is missed."""
     if as_json:

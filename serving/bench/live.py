@@ -101,7 +101,8 @@ class LiveFigures:
     def memory_growth_percent(self) -> float:
         """From the median of the second quarter of the samples to that of the last; the first is warming up."""
         quarter = max(1, len(self.rss_mb) // 4)
-        return 100 * (statistics.median(self.rss_mb[-quarter:]) / statistics.median(self.rss_mb[quarter:][:quarter]) - 1)
+        before, after = self.rss_mb[quarter : 2 * quarter] or self.rss_mb, self.rss_mb[-quarter:]
+        return 100 * (statistics.median(after) / statistics.median(before) - 1)
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON report."""

@@ -103,6 +103,19 @@ def files_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def live_table(report: Mapping[str, Any]) -> Table:
+    """The streams of the live benchmark, one line each."""
+    deadline_s = report["workload"]["deadline_s"]
+    table = Table(title=f"Live streams, deadline {deadline_s:g} s, {_engines(report)}", caption=_machine(report))
+    counted = ("frames", "keyframes", "arrived", "ok", "failed", "shed", "dropped")
+    for heading in ("stream", *counted, "frame to answer p50 / p90 / p99"):
+        table.add_column(heading, justify="left" if heading == "stream" else "right")
+    for name, stream in report["live"]["streams"].items():
+        times = " / ".join(f"{stream['latency_s'].get(share, float('nan')):.2f}" for share in ("p50", "p90", "p99"))
+        table.add_row(name, *(str(stream[each]) for each in counted), f"{times} s")
+    return table
+
+
 def gpu_table(report: Mapping[str, Any]) -> Table:
     """The concurrencies of the GPU benchmark, one line each."""
     table = Table(title=f"{report['machine']['gpu']}, {report['models']['stage2']}", caption=_machine(report))
