@@ -133,7 +133,8 @@ export class Answers {
 
 function said(slot) {
   if (!slot.answer) {
-    const raw = slot.raw_text && h("details", {}, h("summary", {}, "What the model said"), h("pre", {}, slot.raw_text));
+    const title = "What the model said";
+    const raw = slot.raw_text && h("details", { "aria-label": title }, h("summary", {}, title), h("pre", {}, slot.raw_text));
     return [h("p", {}, slot.reason ?? "No reason is given."), raw];
   }
   const { action: name, description, confirmed, ...rest } = slot.answer;

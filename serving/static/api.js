@@ -88,6 +88,12 @@ export function upload(file, options, { key, progress, signal }) {
   });
 }
 
+/** Have the server take a video from a web address or its own disk. */
+export function order(source, options, { key, signal }) {
+  const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
+  return get("/jobs", { method: "POST", headers, body: JSON.stringify({ source, options }), signal });
+}
+
 /** A key nobody else has; also where `crypto.randomUUID` is not, on plain HTTP. */
 export function newKey() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");

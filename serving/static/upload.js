@@ -1,6 +1,6 @@
-// Choosing or dropping videos, the options, and sending them one after another.
+// Choosing or dropping videos or naming where one is, the options, and sending them one after another.
 
-import { newKey, upload } from "./api.js";
+import { newKey, order, upload } from "./api.js";
 import { h, notice, say } from "./dom.js";
 import { megabytes, percent } from "./words.js";
 
@@ -20,7 +20,11 @@ export function uploadForm(created) {
   );
   const sent = h("div", { class: "sent" });
   const [options, chosenOptions] = optionFields();
-  const form = h("form", { class: "card upload" }, zone, options, sent);
+  const form = h("form", { class: "upload" }, zone, options);
+  const add = (sendings) => {
+    sent.append(...sendings.map((each) => each.element));
+    sendAll(sendings);
+  };
 
   let files = [];
   const choose = (list) => {
@@ -34,14 +38,37 @@ export function uploadForm(created) {
   takeDrops(zone, choose);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const uploads = files.map((file) => new Upload(file, chosenOptions(), created));
-    sent.append(...uploads.map((each) => each.element));
+    const options = chosenOptions();
+    const sendings = files.map((file) => new Sending(file.name, (hooks) => upload(file, options, hooks), created));
     choose([]);
     input.value = "";
     input.focus();
-    sendAll(uploads);
+    add(sendings);
   });
-  return form;
+  const elsewhere = sourceForm((source) => {
+    const options = chosenOptions();
+    add([new Sending(source, (hooks) => order(source, options, hooks), created)]);
+  });
+  return h("section", { class: "card", "aria-label": "New job" }, form, elsewhere, sent);
+}
+
+/** For a video that is not on this device. `start` is called with what was typed. */
+function sourceForm(start) {
+  const source = h("input", { id: "source", type: "text", required: true, autocomplete: "off", spellcheck: "false" });
+  const form = h(
+    "form",
+    { class: "field" },
+    h("label", { for: "source" }, "Web address, or path on the server"),
+    source,
+    h("button", { type: "submit" }, "Start"),
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    start(source.value.trim());
+    source.value = "";
+  });
+  const title = "The video is somewhere else";
+  return h("details", { "aria-label": title }, h("summary", {}, title), form);
 }
 
 function optionFields() {
@@ -78,37 +105,39 @@ function takeDrops(zone, choose) {
   });
 }
 
-let line = Promise.resolve(); // one upload at a time, in the order they were started
+let line = Promise.resolve(); // one at a time, in the order they were started
 
-function sendAll(uploads) {
-  for (const each of uploads) line = line.then(() => each.run());
+function sendAll(sendings) {
+  for (const each of sendings) line = line.then(() => each.run());
 }
 
-class Upload {
-  constructor(file, options, created) {
-    Object.assign(this, { file, options, created, key: newKey(), stopper: new AbortController() });
-    this.bar = h("progress", { max: "1", value: "0", "aria-label": `Sending ${file.name}` });
+/** A video on its way. `send` sends it and gives its job. */
+class Sending {
+  constructor(name, send, created) {
+    Object.assign(this, { name, send, created, key: newKey(), stopper: new AbortController() });
+    this.bar = h("progress", { max: "1", "aria-label": `Sending ${name}` });
     this.words = h("span", {}, "waits to be sent");
-    this.stop = h("button", { type: "button", "aria-label": `Stop sending ${file.name}` }, "Stop");
+    this.stop = h("button", { type: "button", "aria-label": `Stop sending ${name}` }, "Stop");
     this.stop.addEventListener("click", () => {
       this.stopper.abort();
       this.element.remove();
-      say(`${file.name} is not sent`);
+      say(`${name} is not sent`);
     });
-    this.element = h("div", { class: "sending" }, h("b", {}, file.name), this.bar, this.words, this.stop);
+    this.element = h("div", { class: "sending" }, h("b", {}, name), this.bar, this.words, this.stop);
   }
 
   async run() {
     if (this.stopper.signal.aborted) return;
-    say(`Sending ${this.file.name}`);
+    say(`Sending ${this.name}`);
+    this.words.textContent = "being fetched";
     const progress = (share) => {
       this.bar.value = share;
       this.words.textContent = share < 1 ? percent(share) : "being looked at";
     };
     try {
-      const job = await upload(this.file, this.options, { key: this.key, progress, signal: this.stopper.signal });
+      const job = await this.send({ key: this.key, progress, signal: this.stopper.signal });
       this.element.remove();
-      say(`${this.file.name} is sent`);
+      say(`${this.name} is sent`);
       this.created(job);
     } catch (error) {
       if (error.name !== "AbortError") this.fail(error);
@@ -117,8 +146,8 @@ class Upload {
 
   fail(error) {
     const again = h("button", { type: "button" }, "Try again");
-    const away = h("button", { type: "button", "aria-label": `Forget ${this.file.name}` }, "Forget it");
-    const said = notice(h("b", {}, this.file.name), " could not be taken. ", error.without(this.file.name), " ", again, " ", away);
+    const away = h("button", { type: "button", "aria-label": `Forget ${this.name}` }, "Forget it");
+    const said = notice(h("b", {}, this.name), " could not be taken. ", error.without(this.name), " ", again, " ", away);
     again.addEventListener("click", () => {
       said.replaceWith(this.element);
       sendAll([this]);

@@ -308,6 +308,27 @@ def test_a_dropped_video(browser: Browser, serve_api: ServeApi, clip: Path) -> N
     assert api.data.folder(job.id).upload.read_bytes() == clip.read_bytes()
 
 
+def test_a_video_on_the_server(browser: Browser, serve_api: ServeApi, clip: Path, tmp_path: Path) -> None:
+    """It is named by its path; what may not be read is told."""
+    (tmp_path / "media").mkdir()
+    video = tmp_path / "media" / "there.mp4"
+    video.write_bytes(clip.read_bytes())
+    api = serve_api()
+    with view(browser, api.url) as shown:
+        page = shown.page
+        page.get_by_text("The video is somewhere else").click()
+        check_names_and_room(shown)
+        source = page.get_by_label("Web address, or path on the server")
+        for path in (clip, video):
+            source.fill(str(path))
+            source.press("Enter")
+        expect(page.get_by_role("link", name="there.mp4")).to_be_visible()
+        expect(page.get_by_role("alert")).to_contain_text("under a media root")
+        shown.forgive("403")
+    (job,) = api.store.page(state=None, limit=9, before=None)
+    assert (job.name, job.options.annotate) == ("there.mp4", True)
+
+
 def test_a_connection_that_breaks(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
     """It is told, and tried again until it holds; what has come meanwhile is there."""
     api = serve_api()
