@@ -93,6 +93,13 @@ class DurableQueue:
         with SetWorkflowID(job_id):
             DBOS.enqueue_workflow(QUEUE_NAME, self._workflow, job_id)
 
+    def foreign(self) -> list[str]:
+        """Ids of jobs that were begun or queued by another version of the workflow, which alone can run them."""
+        waiting = DBOS.list_workflows(
+            name=_WORKFLOW, status=["ENQUEUED", "PENDING"], load_input=False, load_output=False
+        )
+        return [each.workflow_id for each in waiting if each.app_version != _VERSION]
+
     def forget(self, job_id: str) -> None:
         """Let go of what is kept of a job that has ended."""
         DBOS.delete_workflow(job_id)

@@ -178,7 +178,15 @@ def _lines_behind(journal: Path, offset: int) -> tuple[list[tuple[str, str, int]
     for line in piece[: piece.rfind(b"\n") + 1].splitlines(keepends=True):
         offset += len(line)
         text = line.decode("utf-8", errors="replace").rstrip("\n")
-        kind = json.loads(text)["type"]
-        if kind != "header":
+        kind = _kind(text)
+        if kind is not None and kind != "header":
             lines.append((kind, text, offset))
     return lines, offset
+
+
+def _kind(line: str) -> str | None:
+    """The type of a record; None for what is no record, which ends the job when it is run, but not who follows it."""
+    try:
+        return str(json.loads(line)["type"])
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -166,6 +166,8 @@ def _open(queue: DurableQueue, store: JobStore, data: DataDir, adopted: Sequence
     sweep(data.uploads)
     data.sweep(store.exists)
     queue.open(adopted)
+    if foreign := queue.foreign():
+        log.warning("%d job(s) wait for a worker of the version that began them: %s", len(foreign), ", ".join(foreign))
     for job_id in store.open_ids():  # a process may have ended between entering a job and queueing it
         queue.put(job_id)
 

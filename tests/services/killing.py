@@ -24,6 +24,7 @@ from pipeline_ver2.errors import DatabaseAway
 from pipeline_ver2.results import JOURNAL_NAME, KeyframeRecord, SlotRecord, read_results
 from serving.jobs import DataDir
 from serving.store import JobStore
+from tests.job_processes import children_of
 from tests.openai_upstream import Upstream
 from tests.services.job_server import PATIENCE_S, Server, process_of
 from tests.services.postgres import Postgres
@@ -278,15 +279,6 @@ class Site:
                     kind = SlotRecord if b'"type":"slot"' in line else KeyframeRecord
                     records.append(kind.model_validate_json(line))
         return records
-
-
-def children_of(process: int) -> list[int]:
-    """The processes a process has started and not yet buried, whichever of its threads did."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(child) for child in thread.read_text().split()]
-    return found
 
 
 def kill_if_alive(process: int | None) -> None:

@@ -8,6 +8,7 @@ import signal
 import statistics
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
@@ -16,7 +17,7 @@ import pytest
 from pipeline_ver2.results import Results
 from serving.jobs import DataDir
 from serving.store import JobStore
-from tests.services.job_server import PATIENCE_S, Server
+from tests.services.job_server import PATIENCE_S, ZROACT, Server
 from tests.serving.conftest import enter
 from tests.stand_ins import stand_ins
 from tests.videos import lavfi
@@ -123,6 +124,27 @@ async def test_a_worker_runs_jobs_without_the_api(server: Server, clip: Path) ->
             assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
     assert store.get("a").state == "succeeded"
     store.close()
+
+
+async def test_two_servers_in_one_folder(server: Server, clip: Path) -> None:
+    """The second is refused and says which address is taken; with an address of its own it shares the queue."""
+    async with stand_ins() as stages:
+        own = {"stage1": {"url": stages.stage1.url}, "stage2": {"url": stages.stage2.url}}
+        config = server.folder / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), **own}))
+        with ExitStack() as servers:
+            await asyncio.to_thread(servers.enter_context, server.run())
+            command = (ZROACT, "up")
+            refused = await asyncio.create_subprocess_exec(*command, cwd=server.folder, stderr=asyncio.subprocess.PIPE)
+            _, said = await asyncio.wait_for(refused.communicate(), PATIENCE_S)
+            assert refused.returncode == 2
+            assert b"serving.port" in said
+            assert b"already in use" in said
+            config.write_text(json.dumps({**json.loads(config.read_text()), "serving": {"port": 0}}))
+            await asyncio.to_thread(servers.enter_context, server.run())
+            for job_id in [await server.post(clip) for _ in range(3)]:
+                await server.until(job_id, "end", "succeeded")
+                assert server.slots(job_id) == Counter(range(5))
 
 
 @pytest.mark.fault("O10")

@@ -19,9 +19,10 @@ from pipeline_ver2.results import read_results
 from pipeline_ver2.supervisor import Supervisor
 from serving.jobs import DataDir
 from serving.store import JobStore
+from tests.job_processes import job_processes_of
 from tests.openai_upstream import upstream
 from tests.services.job_server import PATIENCE_S, Server
-from tests.services.killing import CountedEngine, Site, Started, children_of, engine_settings, plan_of
+from tests.services.killing import CountedEngine, Site, Started, engine_settings, plan_of
 from tests.serving.conftest import enter
 from tests.stand_ins import answer, stand_ins
 
@@ -146,20 +147,8 @@ async def test_a_kill_between_an_answer_and_its_record(
         assert (store.get("a").state, store.get("a").attempts) == ("succeeded", 2)
         store.close()
     assert server.slots("a") == Counter(range(5))
-    assert {key: stages.stage2.seen[key] for key in sorted(stages.stage2.seen)} == {
-        "slot-0": 1,
-        "slot-1": 1,
-        "slot-2": 2,
-        "slot-3": 1,
-        "slot-4": 1,
-    }
+    assert dict(stages.stage2.seen) == {"slot-0": 1, "slot-1": 1, "slot-2": 2, "slot-3": 1, "slot-4": 1}
     assert {slot.state for slot in read_results(data.folder("a").path).slots} == {"ok"}
-
-
-def job_processes_of(process: int) -> list[int]:
-    """Those of its children that run jobs."""
-    told = ((child, Path(f"/proc/{child}/cmdline").read_bytes()) for child in children_of(process))
-    return [child for child, command in told if b"serving.job_process" in command]
 
 
 async def stopped(process: int) -> None:
@@ -174,3 +163,43 @@ def thread_states(process: int) -> list[str]:
     """One letter for each thread; in /proc it follows the name, which ends with the last bracket."""
     stats = (each / "stat" for each in Path(f"/proc/{process}/task").iterdir())
     return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
+
+
+@pytest.mark.fault("O6")
+async def test_a_worker_is_stopped_in_the_middle(
+    tmp_path: Path, three_free_ports: tuple[int, int, int], clip: Path
+) -> None:
+    """SIGTERM: it ends in order, the job waits with all its attempts, and goes on when a worker comes."""
+    async with stand_ins() as stages:
+        first, second = {"url": stages.stage1.url}, {"url": stages.stage2.url}
+        server = Server(tmp_path, three_free_ports, stage1=first, stage2=second, pipeline={"stage2_window": 1})
+        data = DataDir(tmp_path / "data")
+        data.prepare()
+        store = JobStore(data.database_url)
+        enter(data, store, "a", clip, annotate=False)
+        hanging, worker = asyncio.Event(), Started(server, "worker")
+
+        async def hang_at_two(_request: web.Request, key: str, time: int) -> None:
+            if (key, time) == ("slot-2", 1):
+                hanging.set()
+                await asyncio.Event().wait()
+
+        stages.stage2.rule = hang_at_two
+        try:
+            await worker.start()
+            await asyncio.wait_for(hanging.wait(), PATIENCE_S)
+            assert worker.process is not None
+            worker.process.terminate()
+            assert await asyncio.to_thread(worker.process.wait, PATIENCE_S) == 0
+            assert (store.get("a").state, store.get("a").attempts) == ("queued", 0)
+            assert server.slots("a") == Counter(range(2))
+            await worker.start()
+            async with asyncio.timeout(PATIENCE_S):
+                while not store.get("a").has_ended:  # noqa: ASYNC110 - another process runs it
+                    await asyncio.sleep(0.05)
+        finally:
+            await worker.stop()
+        assert (store.get("a").state, store.get("a").attempts) == ("succeeded", 1)
+        store.close()
+    assert server.slots("a") == Counter(range(5))
+    assert dict(stages.stage2.seen) == {"slot-0": 1, "slot-1": 1, "slot-2": 2, "slot-3": 1, "slot-4": 1}

@@ -114,3 +114,24 @@ def test_a_database_that_cannot_be_opened(data: DataDir) -> None:
     durable = DurableQueue("sqlite:////missing/q.sqlite", executor="one", jobs_at_once=1, work=Told().work)
     with pytest.raises(ConfigError, match=r"serving\.database_url"):
         durable.open()
+
+
+@pytest.mark.slow
+def test_jobs_of_another_version_wait_for_it(data: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are named, not run and not lost; what is put meanwhile is run."""
+    first, second, third = Told("a"), Told(), Told()
+    monkeypatch.setattr("serving.durability._VERSION", "0")
+    with opened(data, first.work) as durable:
+        durable.put("a")
+        assert first.next() == "a"
+    monkeypatch.setattr("serving.durability._VERSION", "1")
+    with opened(data, second.work) as durable:
+        for job_id in ("a", "b"):
+            durable.put(job_id)
+        assert second.next() == "b"
+        assert second.jobs.empty()
+        assert durable.foreign() == ["a"]
+    monkeypatch.setattr("serving.durability._VERSION", "0")
+    with opened(data, third.work) as durable:
+        assert third.next() == "a"
+        assert durable.foreign() == []

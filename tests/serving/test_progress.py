@@ -116,6 +116,14 @@ async def test_half_a_line_waits(followed: Followed) -> None:
     await events.aclose()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("line", ["not JSON", "[1]", "{}", "null"])
+async def test_a_line_that_is_no_record_is_passed_over(followed: Followed, line: str) -> None:
+    """Whoever follows learns the job's end; that such a line fails it is no matter of the followers."""
+    followed.write(HEADER, slot(0).model_dump_json(), line, slot(1).model_dump_json())
+    followed.store.end("a", "failed")
+    assert [kind for kind, _, _ in await followed.events()] == ["state", "slot", "slot", "end"]
+
+
 async def test_a_stopping_server_cuts_its_followers_off(followed: Followed) -> None:
     """Without an end, so that they come again."""
     followed.stopping.set()
