@@ -9,6 +9,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ async def test_jobs_are_cancelled_in_any_phase(
         enter(data, store, job_id, clip, annotate=False)
         data.folder(job_id).upload.write_bytes(b"video")
         running = asyncio.create_task(asyncio.to_thread(worker.work, job_id))
-        await until(lambda stage=stage: bool(stage.seen))
+        await until(partial(bool, stage.seen))
         assert await cancelled_within(store, job_id) < GENEROUS_S
         await running
         assert store.ask_cancel(job_id).state == "cancelled"
