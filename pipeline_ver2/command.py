@@ -22,6 +22,7 @@ from pipeline_ver2 import report
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, ResultsError, ZroactError
 from pipeline_ver2.event_file import EVENTS_NAME
+from pipeline_ver2.interrupts import raise_again
 from pipeline_ver2.job import Job, Observer, Silent
 from pipeline_ver2.live_options import LiveOptions
 from pipeline_ver2.main import TimingRecorder, probe_video
@@ -91,6 +92,7 @@ def run(
 @contextmanager
 def exit_codes() -> Iterator[None]:
     """Turn errors of the tree into one line on standard error and the documented exit code."""
+    raise_again()
     try:
         yield
     except ZroactError as error:
@@ -116,10 +118,10 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T:
 
 async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) -> Results:
     _check(job, config)
-    async with Supervisor(config, spawn=spawn):
+    async with Supervisor(config, spawn=spawn) as supervisor:
         recorder = TimingRecorder() if job.live is None else TimingRecorder(_LIVE_SPANS, keep_last=True)
         with _observer() as observer:
-            results = await run_pipeline(job, config, observer, recorder=recorder)
+            results = await supervisor.run(run_pipeline(job, config, observer, recorder=recorder))
     stop = threading.Event()
     try:
         between = config.pipeline.overlay if annotated else None

@@ -7,6 +7,14 @@ for what is behind through the bounds alone. An error of one slot is a result, a
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from contextlib import suppress
+
+    with suppress(ModuleNotFoundError):  # told below
+        from pipeline_ver2.interrupts import leave_quietly
+
+        leave_quietly()
+
 import asyncio
 import logging
 from collections.abc import AsyncGenerator

@@ -55,8 +55,8 @@ def streams(
 async def _follow(
     wanted: Sequence[Stream], config: Config, out: Path, times: LiveSource, *, spawn: bool
 ) -> Mapping[str, Ended]:
-    async with Supervisor(config, spawn=spawn):
-        return await run_streams(wanted, config, out, times)
+    async with Supervisor(config, spawn=spawn) as supervisor:
+        return await supervisor.run(run_streams(wanted, config, out, times))
 
 
 def summary(ended: Mapping[str, Ended]) -> Table:

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, NoReturn, Self, TypeVar
 
 import aiohttp
 
 from pipeline_ver2.config import Config, child_environment
 from pipeline_ver2.errors import ConfigError, StageError, StageUnreachable
+from pipeline_ver2.private_config import private_config_file, remove, sweep, write_effective_config
 from pipeline_ver2.stage_probe import Address, Finding, StageName, address_of, find_stage
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_S = 8.0
+STOP_GRACE_S = 16.0
+"""Longer than a daemon takes that drains and releases what it owns, so that it is killed only if it hangs."""
 MAX_RESTARTS = 5
 RESTART_PAUSE_S = 0.25
 STABLE_S = 60.0
@@ -42,6 +42,7 @@ _STAND_BY_S = 1.0
 _LOG_TAIL_BYTES = 8192
 _ERROR_MARK = "[ERROR] "
 
+T = TypeVar("T")
 DaemonCommand = Callable[[Address, Path], Sequence[str]]
 
 
@@ -119,7 +120,7 @@ class Supervisor:
         self._spawn_allowed = spawn
         work_dir = config.paths.work_dir.absolute()
         self._log_dir = log_dir or work_dir / "logs"
-        self._config_file = work_dir / f"config-{os.getpid()}-{secrets.token_hex(4)}.json"
+        self._config_file = private_config_file(work_dir)
         self._command = command
         self._stop_grace_s = stop_grace_s
         self._session: aiohttp.ClientSession | None = None
@@ -147,17 +148,33 @@ class Supervisor:
     ) -> None:
         await self.close()
 
-    async def wait_failed(self) -> None:
+    async def wait_failed(self) -> NoReturn:
         """Wait until a started daemon has died too often, which may be never.
 
         Raises:
-            StageError: It has, with how it ended last.
+            StageError: It has, or refuses to start again; with how it ended last.
         """
         if not self._watchers:
             await asyncio.Event().wait()
         done, _ = await asyncio.wait(self._watchers, return_when=asyncio.FIRST_COMPLETED)
         for watcher in done:
             watcher.result()
+        raise StageError("a stage is not watched any more")
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what needs the stages; it is cancelled when `wait_failed` knows that one of them stays away.
+
+        Raises:
+            StageError: A started daemon has died too often.
+        """
+        task, failed = asyncio.ensure_future(work), asyncio.ensure_future(self.wait_failed())
+        try:
+            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else failed.result()
+        finally:
+            for each in (task, failed):
+                each.cancel()
+            await asyncio.wait({task, failed})
 
     async def close(self) -> None:
         """Stop what was started: ask, wait a bounded time, kill, reap. A cancellation meanwhile kills at once."""
@@ -172,7 +189,7 @@ class Supervisor:
             await self._reap()
             if self._session is not None:
                 await self._session.close()
-            await asyncio.to_thread(_remove, self._config_file)
+            await asyncio.to_thread(remove, self._config_file)
 
     async def _end_daemons(self) -> None:
         running = [daemon for daemon in self._daemons.values() if daemon.process.returncode is None]
@@ -280,6 +297,7 @@ class Supervisor:
     def _prepare_files(self) -> None:
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
+            sweep(self._config_file.parent)
             if not self._config_file.exists():
                 write_effective_config(self._config, self._config_file)
         except OSError as error:
@@ -319,7 +337,9 @@ class Supervisor:
             await asyncio.sleep(pause_s)
             try:
                 await self._start(address)
-            except (StageError, ConfigError) as error:
+            except ConfigError as error:
+                raise StageError(f"{address.title} died and cannot start again: {error}") from error
+            except StageError as error:
                 log.warning("restart %d of %s failed: %s", deaths, address.title, error)
 
 
@@ -334,20 +354,6 @@ async def _listens(address: Address) -> bool:
         return True
     writer.close()
     return True
-
-
-def write_effective_config(config: Config, file: Path) -> None:
-    """Write the configuration, paths absolute, to a new file that only this user can read."""
-    absolute = Config.model_validate(config.model_dump(), context={"base": Path.cwd()})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        json.dump(absolute.model_dump(mode="json"), stream, indent=2)
-
-
-def _remove(file: Path) -> None:
-    with contextlib.suppress(OSError):
-        file.unlink()
 
 
 def _open_log(file: Path) -> BinaryIO:

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipeline_ver2.config import Config, child_environment
 from pipeline_ver2.errors import StageError
-from pipeline_ver2.supervisor import write_effective_config
+from pipeline_ver2.private_config import write_effective_config
 from serving.bench.bars import Bar
 from serving.bench.stage1_soak import rss_mb
 

@@ -16,7 +16,8 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.decoder import Decoder
 from pipeline_ver2.errors import StageError, VideoError
 from pipeline_ver2.main import TimingRecorder
-from pipeline_ver2.supervisor import Supervisor, write_effective_config
+from pipeline_ver2.private_config import write_effective_config
+from pipeline_ver2.supervisor import Supervisor
 from pipeline_ver2.wire import IDEMPOTENCY_HEADER
 from serving.bench.stage1_load import LoadFigures, RequestMaker, load
 from serving.bench.stage1_report import BARE, CLIENTS, CLIPS, DAEMON, SOAK_CLIENTS, Round, Stage1Figures

@@ -17,7 +17,8 @@ import pytest
 from fastapi import FastAPI
 
 from pipeline_ver2.config import Config
-from serving.workers.process import EXIT_FATAL, EXIT_OK, EXIT_USAGE, daemon_main, listen
+from pipeline_ver2.supervisor import STOP_GRACE_S
+from serving.workers.process import DRAIN_S, EXIT_FATAL, EXIT_OK, EXIT_USAGE, RELEASE_S, daemon_main, listen
 from serving.workers.stage1_server import build_app
 from tests.servers import PATIENCE_S, spawned
 
@@ -137,6 +138,11 @@ def test_a_daemon_that_cannot_work_stops(tmp_path: Path) -> None:
     (line,) = [line for line in process.stderr.splitlines() if "[ERROR]" in line]
     assert line.endswith(f"stage1 cannot work: stage1.model_path: {missing} is no file")
     assert "Traceback" not in process.stderr
+
+
+def test_nobody_is_killed_who_would_have_ended() -> None:
+    """Whoever started a daemon waits for longer than the daemon takes at most."""
+    assert DRAIN_S + RELEASE_S < STOP_GRACE_S
 
 
 @pytest.mark.fault("O6")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline_ver2.config import Config
-from pipeline_ver2.supervisor import write_effective_config
+from pipeline_ver2.private_config import write_effective_config
 from serving.bench.peers.stage1_model import read_reply
 from serving.bench.stage1_http import Connection
 from serving.bench.stage1_load import load

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline_ver2.config import Config
-from pipeline_ver2.supervisor import write_effective_config
+from pipeline_ver2.private_config import write_effective_config
 from serving.bench.peers.stage1_model import PeerArguments, PeerDetector, Way, read_arguments, read_reply
 from tests.tiny_detector import BLACK, BLUE, MIDDLE_BOX, RED, clip_of
 
