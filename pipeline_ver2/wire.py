@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic_core
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,7 +28,6 @@ SERVER_TIMING_HEADER = "Server-Timing"
 OIP_HEAD_LENGTH_HEADER = "Inference-Header-Content-Length"
 
 _FIELD = re.compile(r"[A-Za-z_][\w.]*(?=: )")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 OIP_DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -282,13 +282,9 @@ def read_json(body: bytes | memoryview) -> Any:  # noqa: ANN401 - any JSON
         RequestError: It is none, or has text that is no Unicode: half a surrogate pair, which no reply could repeat.
     """
     try:
-        text = str(body, "utf-8")
-        content = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+        return pydantic_core.from_json(bytes(body))
+    except ValueError as error:
         raise RequestError(f"body: not valid JSON: {error}") from error
-    return content
 
 
 def _json_object(view: memoryview) -> dict[str, Any]:

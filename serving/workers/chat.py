@@ -6,7 +6,6 @@ them, text cannot smuggle chat or image markers, one answer per request, every l
 
 from __future__ import annotations
 
-import base64
 import binascii
 import io
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -227,7 +227,7 @@ def decode_base64(text: str, name: str) -> bytes:
         RequestError: The text is not base64.
     """
     try:
-        return base64.b64decode(text, validate=True)
+        return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RequestError(f"{name}: not valid base64: {error}") from error
 

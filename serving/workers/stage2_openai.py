@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pydantic_core
 
 from pipeline_ver2.errors import (
     BadReply,
@@ -24,6 +24,7 @@ from pipeline_ver2.errors import (
 )
 
 _CONNECT_TIMEOUT_S = 5.0
+_IDLE_S = 1.0
 _CHECK_TIMEOUT_S = 5.0
 _MAX_REPLY = 8 * 1024 * 1024
 _RETRY_AFTER_S = 1.0
@@ -34,10 +35,10 @@ class OpenAIServer:
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        # A connection for each request: a server that closes an idle one at the wrong moment would look like a
-        # dead engine. No pool limit, so that no time-out counts waiting for a connection.
+        # Idle connections are left soon: a server that closes one at the wrong moment would look like a dead engine.
+        # No pool limit, so that no time-out counts waiting for a connection.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             timeout=aiohttp.ClientTimeout(
                 total=timeout_s, connect=_CONNECT_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
             ),
@@ -113,10 +114,10 @@ class OpenAIServer:
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        encoded = None if body is None else await asyncio.to_thread(lambda: json.dumps(body).encode())
+        encoded = None if body is None else pydantic_core.to_json(body)
         timeout = aiohttp.ClientTimeout(total=_CHECK_TIMEOUT_S) if body is None else self._session.timeout
         headers = {} if body is None else {"Content-Type": "application/json"}
-        if self._session.closed:  # while the body was encoded
+        if self._session.closed:
             raise StageUnreachable(f"{self.url} is no longer used", retry_after_s=_RETRY_AFTER_S)
         try:
             async with self._session.request(

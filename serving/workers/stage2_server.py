@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -50,6 +51,7 @@ from serving.workers.stage2_service import Served, Stage2Service, StreamTimes
 
 logger = logging.getLogger(__name__)
 
+QUICK_BYTES = 1_000_000
 _REPLAYED = 256
 _SPARE_BODIES = 16
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -124,7 +126,8 @@ def _add_openai_routes(app: FastAPI, service: Stage2Service, config: Config) -> 
         """Answer a chat, in one piece or as server-sent events. Never sent to the engine twice."""
         context = request_context(request)
         raw = await request.body()
-        chat, digest = await asyncio.to_thread(_read_chat, raw, config.stage2.max_tokens)
+        read = partial(_read_chat, raw, config.stage2.max_tokens)
+        chat, digest = read() if len(raw) <= QUICK_BYTES else await asyncio.to_thread(read)
         if chat.stream:
             return await _streamed(request, service, chat, context)
         # A key that comes with another body is another request.
