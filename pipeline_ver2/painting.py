@@ -23,6 +23,9 @@ Between = Literal["hold", "interpolate"]
 _SAME_FRAME_S = 0.0005  # times may have been rounded to milliseconds on their way here
 _PALETTE = ((230, 60, 60), (60, 160, 230), (70, 190, 90), (240, 170, 40), (170, 90, 220), (30, 190, 190))
 _CAPTION_LINES = 2
+# Labels and captions that are drawn again on the next frame. Few: what lives on among the pictures' large blocks of
+# memory keeps them from being given back, and memory grew with the video.
+_TAGS_KEPT, _CAPTIONS_KEPT = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_TAGS_KEPT)
 def _tag(text: str, size: int, colour: tuple[int, int, int]) -> NDArray[np.uint8]:
     """A label, white on its colour: `(h, w, 3)` uint8 RGB."""
     width = round(_font(size).getlength(text)) + size // 2
@@ -163,7 +166,7 @@ def _tag(text: str, size: int, colour: tuple[int, int, int]) -> NDArray[np.uint8
     return np.asarray(picture)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_CAPTIONS_KEPT)
 def _caption_letters(text: str, width: int, size: int) -> NDArray[np.uint8]:
     """The letters of a caption as a mask: `(h, width)` uint8, 255 where ink is."""
     lines = _wrap(text, width - size, size)

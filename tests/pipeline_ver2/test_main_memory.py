@@ -58,3 +58,47 @@ def test_memory_does_not_grow_with_a_30_minute_video() -> None:
     seen, growth = memory_growth(path, 2000, 100)
     assert seen == 1799 * 30 + 1
     assert growth < 16
+
+
+OVERLAY_SCRIPT = """
+import sys
+from pathlib import Path
+from pipeline_ver2.overlay import annotate
+from pipeline_ver2.painting import Caption, KeyframeOverlay
+from pipeline_ver2.wire import Detection, LabelScore
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+class Stop:
+    seen, early, late = 0, 0.0, 0.0
+
+    def is_set(self):
+        self.seen += 1
+        if self.seen > 100:
+            self.late = max(self.late, resident_mib())
+            self.early = self.late if self.seen <= 200 else self.early
+        return False
+
+def person(number, left):
+    labels = (LabelScore(name="walk", score=number / 1000),)
+    return Detection(box=(left, 100, left + 50, 300), labels=labels)
+
+keys = [KeyframeOverlay(n / 10, [person(n, left) for left in (10, 200, 400)]) for n in range(300)]
+captions = [Caption(n / 10, n / 10 + 0.1, f"answer {n}") for n in range(300)]
+stop = Stop()
+annotate(Path(sys.argv[1]), Path(sys.argv[2]), keyframes=keys, captions=captions, threads=1, stop=stop)
+print(stop.early, stop.late)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault("V12")
+def test_memory_does_not_grow_with_the_annotated_video(tmp_path: Path) -> None:
+    """Ever new labels and captions on 700 frames: what was drawn is not kept; no allocator setting helps here."""
+    path = lavfi("crowd.mp4", "testsrc2=s=768x432:r=30:d=24", "-pix_fmt", "yuv420p", "-preset", "ultrafast")
+    command = [sys.executable, "-c", OVERLAY_SCRIPT, str(path), str(tmp_path / "out.mp4")]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=110)
+    early, late = (float(number) for number in run.stdout.split())
+    assert early > 20
+    assert late - early < 12
