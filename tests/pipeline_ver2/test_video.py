@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from fractions import Fraction
 from pathlib import Path
 
@@ -138,6 +139,42 @@ def test_a_senseless_rate_in_the_header_is_passed_over(rate: int) -> None:
     assert numbers == list(range(25))
     assert times == pytest.approx([number / 25 for number in range(25)], abs=0.001)
     assert report.fps == pytest.approx(25, rel=0.01)
+
+
+def patched(name: str, source: Path, mark: bytes, offset: int, value: bytes) -> Path:
+    """A copy with `value` written `offset` bytes after the first place of `mark`."""
+    data = bytearray(source.read_bytes())
+    place = data.index(mark) + len(mark) + offset
+    data[place : place + len(value)] = value
+    path = folder() / name
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.fault("V7")
+@pytest.mark.parametrize("count", [0xFFFFFFFF, 0x7FFFFFFF, 0])
+def test_a_senseless_count_in_the_header_is_passed_over(count: int) -> None:
+    """An AVI whose stream header has -1, billions or no frames: unknown, nothing is missing, nothing takes long."""
+    source = ffmpeg("counted.avi", "-i", str(base()), "-c", "copy")
+    value = count.to_bytes(4, "little")
+    path = patched(f"count{count}.avi", patched(f"main{count}.avi", source, b"avih", 20, value), b"strh", 36, value)
+    numbers, _, info, report = read(path)
+    assert numbers == list(range(60))
+    assert info.frames_header in {None, 60}
+    assert report.warnings == []
+
+
+@pytest.mark.fault("V7")
+@pytest.mark.parametrize("duration", [float("nan"), float("inf"), -1.0, 1e15])
+def test_a_senseless_duration_in_the_header_is_passed_over(duration: float) -> None:
+    """A Matroska file that lasts for NaN, for ever, or less than nothing."""
+    source = ffmpeg("lasting.mkv", "-i", str(base()), "-c", "copy")
+    untagged = patched("untagged.mkv", source, b"", source.read_bytes().index(b"DURATION"), b"OTHERTAG")
+    path = patched(f"lasts{duration}.mkv", untagged, b"\x44\x89\x88", 0, struct.pack(">d", duration))
+    numbers, _, info, report = read(path)
+    assert numbers == list(range(60))
+    assert info.duration_s is None or info.duration_s == pytest.approx(2, abs=0.05)
+    assert report.warnings == []
 
 
 @pytest.mark.fault("V8")
