@@ -17,6 +17,7 @@ from pipeline_ver2.command import VIDEO_NAME
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import (
     ConfigError,
+    DatabaseAway,
     JobNotEnded,
     NothingThere,
     QueueFull,
@@ -295,7 +296,7 @@ class JobApi:
         async def look() -> JobRecord | None:
             try:
                 return await self._record(job_id)
-            except UnknownJob:
+            except (UnknownJob, DatabaseAway):  # the stream breaks off, and clients come again
                 return None
 
         self._followers += 1

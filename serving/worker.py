@@ -107,8 +107,13 @@ class Worker:
         return True
 
     def _run(self, job_id: str) -> Outcome | None:
-        with self._processes.one() as process:
-            return process.run(self._data.folder(job_id), lambda: self._why_stop(job_id))
+        try:
+            with self._processes.one() as process:
+                return process.run(self._data.folder(job_id), lambda: self._why_stop(job_id))
+        except OSError as error:
+            log.warning("job %s: no process for it: %s", job_id, error)
+            self._pause()
+            return None
 
     def _why_stop(self, job_id: str) -> StopReason | None:
         try:
