@@ -288,8 +288,8 @@ def command(
 async def _supervised(
     clip: Path, out: Path, config: Config, frames: FrameFormat, *, keep_frames: bool, spawn: bool
 ) -> Results:
-    async with Supervisor(config, spawn=spawn):
-        return await run_baseline(clip, out, config, frames=frames, keep_frames=keep_frames)
+    async with Supervisor(config, spawn=spawn) as supervisor:
+        return await supervisor.run(run_baseline(clip, out, config, frames=frames, keep_frames=keep_frames))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     Tag,
@@ -225,7 +227,16 @@ class Downloads(_Section):
     private: bool = False
 
 
-HostName = Annotated[str, Field(pattern=r"^(\*\.)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$")]
+def _with_usable_port(host: str) -> str:
+    _ = urlsplit(f"//{host}").port  # the parser knows what an address and a port can be
+    return host
+
+
+HostName = Annotated[
+    str,
+    Field(pattern=r"^(\*\.)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"),
+    AfterValidator(_with_usable_port),
+]
 
 
 class ServingConfig(_Section):

@@ -40,6 +40,7 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 0.5
 _REAP_S = 5.0
 _STAND_BY_S = 1.0
 _LOG_TAIL_BYTES = 8192
+_REFUSED = 2  # the exit code of a daemon that cannot use its configuration, as of every command
 _ERROR_MARK = "[ERROR] "
 
 T = TypeVar("T")
@@ -337,9 +338,9 @@ class Supervisor:
             await asyncio.sleep(pause_s)
             try:
                 await self._start(address)
-            except ConfigError as error:
-                raise StageError(f"{address.title} died and cannot start again: {error}") from error
-            except StageError as error:
+            except (StageError, ConfigError) as error:
+                if self._daemons[address.stage].process.returncode == _REFUSED:
+                    raise StageError(f"{address.title} died and cannot start again: {error}") from error
                 log.warning("restart %d of %s failed: %s", deaths, address.title, error)
 
 
@@ -366,8 +367,7 @@ def _open_log(file: Path) -> BinaryIO:
 async def _death_at_start(daemon: _Daemon) -> StageError | ConfigError:
     daemon.bury()
     said = f"{daemon.address.title} ended while starting, {await daemon.epitaph()}"
-    # The daemons keep the command line's exit codes: 2 is a configuration they refuse.
-    return ConfigError(said) if daemon.process.returncode == 2 else StageError(said)
+    return ConfigError(said) if daemon.process.returncode == _REFUSED else StageError(said)
 
 
 def _exit_text(code: int | None) -> str:

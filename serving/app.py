@@ -30,6 +30,8 @@ from pipeline_ver2.event_file import EVENTS_NAME
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
 from pipeline_ver2.results import JOURNAL_NAME, RESULTS_NAME
 from pipeline_ver2.stage_probe import address_of, find_stage
+from pipeline_ver2.trace_context import TRACEPARENT_HEADER
+from pipeline_ver2.wire import IDEMPOTENCY_HEADER
 from serving import problems
 from serving.frames import FrameCutter
 from serving.intake import Intake, SourceRequest
@@ -123,7 +125,7 @@ class JobApi:
             self.create,
             methods=["POST"],
             status_code=status.HTTP_202_ACCEPTED,
-            openapi_extra={"requestBody": _request_body()},
+            openapi_extra={"requestBody": _request_body(), "parameters": _request_headers()},
             responses=problems.documented(408, 413, 502, 507),
         )
         router.add_api_route("/jobs", self.page, methods=["GET"])
@@ -324,6 +326,21 @@ def _cursor(text: str | None) -> tuple[float, str] | None:
         return float(time), job_id
     except ValueError as error:
         raise RequestError("before: take it from `next` of the page before") from error
+
+
+def _request_headers() -> list[dict[str, Any]]:
+    """What the documentation says of headers that the intake reads."""
+    said = {
+        IDEMPOTENCY_HEADER: (
+            "The same key, video and options again are the same job.",
+            {"minLength": 1, "maxLength": 200},
+        ),
+        TRACEPARENT_HEADER: ("The span of a trace (W3C) that the job is part of.", {}),
+    }
+    return [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string", **bounds}}
+        for name, (text, bounds) in said.items()
+    ]
 
 
 def _request_body() -> dict[str, Any]:

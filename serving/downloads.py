@@ -24,7 +24,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PIECE_BYTES = 1024 * 1024
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_HIDES_NOTHING = {"Accept-Encoding": "identity", "User-Agent": "zroact-stage2"}
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "zroact-stage2"}
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -68,7 +68,7 @@ async def _fetch(source: str, file: PartFile, config: ServingConfig) -> None:
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=timeout,
-        headers=_HIDES_NOTHING,
+        headers=_HEADERS,
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
     ) as session:

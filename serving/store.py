@@ -110,7 +110,8 @@ class JobStore:
         Raises:
             UnknownJob: There is none of this id.
         """
-        found = self._select(sql.select(_JOBS).where(_JOBS.c.id == job_id))
+        # PostgreSQL takes no text with a zero byte, not even to look for it.
+        found = [] if "\0" in job_id else self._select(sql.select(_JOBS).where(_JOBS.c.id == job_id))
         if not found:
             raise UnknownJob(f"there is no job {job_id!r}")
         return found[0]
@@ -192,6 +193,7 @@ class JobStore:
         Raises:
             UnknownJob: There is none of this id.
         """
+        self.get(job_id)
         queued, now = _JOBS.c.state == "queued", time.time()
         self._write(
             sql.update(_JOBS)

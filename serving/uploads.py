@@ -68,6 +68,7 @@ class PartFile:
         return Upload(self.path, name, self.size, self._digest.hexdigest(), options)
 
     def _write(self, data: bytes) -> None:
+        check_room(self.path.parent)
         try:
             self._stream.write(data)
             self._stream.flush()

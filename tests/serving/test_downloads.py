@@ -11,8 +11,16 @@ from typing import Any
 
 import pytest
 
-from pipeline_ver2.config import ServingConfig
-from pipeline_ver2.errors import BodyTooLarge, RequestError, SourceRefused, SourceUnreachable, StorageFull, ZroactError
+from pipeline_ver2.config import ServingConfig, load_config
+from pipeline_ver2.errors import (
+    BodyTooLarge,
+    ConfigError,
+    RequestError,
+    SourceRefused,
+    SourceUnreachable,
+    StorageFull,
+    ZroactError,
+)
 from serving import downloads, uploads
 from serving.downloads import check_address, downloaded, is_url
 from serving.uploads import Upload
@@ -186,6 +194,16 @@ async def test_hosts(folder: Path, entry: str, url: str, allowed: bool) -> None:
     with pytest.raises(ZroactError) as caught:
         await fetch(url, folder, settings(entry, redirects=0, seconds=5))
     assert isinstance(caught.value, SourceUnreachable) is allowed
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["", "*", "http://films.example", "films.example/a", "films.example:99999", "[::1", "[1.2:3]", "a b", "u@a"],
+)
+def test_entries_that_are_no_hosts(entry: str) -> None:
+    """Stop the start, with the key."""
+    with pytest.raises(ConfigError, match=r"serving\.allowed_hosts"):
+        load_config(None, {"serving.allowed_hosts": [entry]}, environ={})
 
 
 @pytest.mark.fault("O7")

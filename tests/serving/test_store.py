@@ -40,6 +40,8 @@ def test_an_empty_table(store: JobStore) -> None:
     with pytest.raises(UnknownJob):
         store.ask_cancel("a")
     assert store.start("a") is None
+    with pytest.raises(UnknownJob):
+        store.get("a\0")
 
 
 def test_a_table_of_an_earlier_version(data: DataDir) -> None:
@@ -104,6 +106,8 @@ def test_cancelling_a_queued_job_ends_it(store: JobStore) -> None:
     add(store, "a")
     assert store.ask_cancel("a").state == "cancelled"
     assert store.start("a") is None
+    with pytest.raises(UnknownJob):
+        store.get("a\0")
     assert store.get("a").ended_at is not None
 
 
@@ -115,6 +119,8 @@ def test_cancelling_a_running_job_waits_for_its_worker(store: JobStore) -> None:
     assert store.ask_cancel("a").state == "running"
     assert store.is_cancel_asked("a")
     assert store.start("a") is None
+    with pytest.raises(UnknownJob):
+        store.get("a\0")
     assert store.end("a", "cancelled")
     assert store.get("a").state == "cancelled"
 

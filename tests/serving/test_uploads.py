@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -188,6 +189,16 @@ async def test_a_body_for_which_there_is_no_room(tmp_path: Path, monkeypatch: py
         await take(request_of([], content_length="10"), tmp_path)
     with pytest.raises(StorageFull):
         check_room(tmp_path)
+
+
+@pytest.mark.fault("O7")
+async def test_a_disk_that_fills_up_by_a_body_of_unknown_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept free for results stays free, though nobody has said how much would come."""
+    left = iter([10**18, uploads.MIN_FREE_BYTES - 1])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=next(left)))
+    with pytest.raises(StorageFull, match="MB left"):
+        await take(request_of(form(part("video", VIDEO))), tmp_path)
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.fault("O7")
