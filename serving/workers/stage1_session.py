@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline_ver2.config import Stage1Config
 from pipeline_ver2.errors import ConfigError
+from serving.workers.cpus import usable_cpus
 from serving.workers.stage1_contract import Contract
 from serving.workers.stage1_pixels import PIXELS, fuse
 
@@ -164,4 +164,4 @@ def _open(path: Path, source: Path | bytes, providers: Sequence[str], config: St
 
 
 def _threads(config: Stage1Config) -> int:
-    return config.threads or len(os.sched_getaffinity(0))
+    return config.threads or usable_cpus()

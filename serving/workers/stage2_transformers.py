@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from pipeline_ver2.config import Stage2Config
 from pipeline_ver2.errors import ConfigError, EngineFailed, RequestError, StageUnreachable
 from serving.workers.chat import Chat, End, Piece, decode_image
+from serving.workers.cpus import usable_cpus
 from serving.workers.stage2_engine import (
     DEMO_LABELS,
     DEMO_MODEL,
@@ -169,7 +169,7 @@ def uses_gpu() -> bool:
 def _load(source: str, threads: int | None) -> _Model:
     """Load a model folder. Runs in the model's thread, whose number of threads it sets."""
     # One core is left to decoding and Stage 1: threads that wait for each other on busy cores take 100 times as long.
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
+    torch.set_num_threads(threads or max(1, usable_cpus() - 1))
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         network: Any = AutoModelForImageTextToText.from_pretrained(source, dtype="auto", attn_implementation="sdpa")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline_ver2.config import Stage1Config, load_config
 from pipeline_ver2.findings import ClipFindings
+from serving.workers.cpus import usable_cpus
 from serving.workers.postprocess import ClipOutput, postprocess
 from serving.workers.stage1_model import EMBEDDED_MODEL, OnnxDetector
 
@@ -116,7 +116,7 @@ def read_reply(body: bytes) -> list[ClipFindings]:
 
 def thread_count(config: Stage1Config) -> int:
     """Threads of an engine: the daemon's rule."""
-    return config.threads or len(os.sched_getaffinity(0))
+    return config.threads or usable_cpus()
 
 
 def _told(output: ClipOutput) -> dict[str, Any]:
