@@ -31,9 +31,9 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
             quota, period = (folder / "cpu.max").read_text().split()
             yield float(quota) / float(period)  # "max" is no number
         with suppress(OSError, ValueError):
-            spent, period = (float((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            spent, length = (float((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
             if spent > 0:  # -1: no limit
-                yield spent / period
+                yield spent / length
 
 
 def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
