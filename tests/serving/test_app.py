@@ -14,7 +14,7 @@ from pipeline_ver2.event_file import EVENTS_NAME
 from pipeline_ver2.report import PICTURE_NAME, TRACE_NAME
 from pipeline_ver2.results import JOURNAL_NAME, RESULTS_NAME
 from serving.jobs import JobOptions, JobState
-from tests.serving.conftest import Api, ServeApi, enter
+from tests.serving.conftest import Api, ServeApi, enter, write_locked
 from tests.stand_ins import stand_ins
 
 
@@ -237,3 +237,21 @@ async def test_a_token_is_asked_for_everywhere_but_for_health(serve_api: ServeAp
         assert (await call(api, path))[0] == 401
     assert (await call(api, "/jobs", Authorization="Bearer secret"))[0] == 200
     assert (await call(api, "/livez"))[0] == 200
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a database that somebody else has locked."""
+    monkeypatch.setattr("serving.store._LOCK_WAIT_S", 0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_database_that_takes_nothing(serve_api: ServeApi) -> None:
+    """503, which may be tried again; when it takes things again, so does the API."""
+    api = serve_api()
+    add(api, "a")
+    with write_locked(api.data):
+        status, problem, _ = await call(api, "/jobs/a", "DELETE")
+    assert (status, problem["code"], problem["retryable"]) == (503, "database_away", True)
+    status, job, _ = await call(api, "/jobs/a", "DELETE")
+    assert (status, job["state"]) == (200, "cancelled")

@@ -186,3 +186,14 @@ def test_a_worker_stops_without_its_database(
     thread.join(PATIENCE_S)
     assert (ends, impatient.get("a").state) == ([Interrupted], "running")
     impatient.close()
+
+
+def test_a_process_that_cannot_be_started(
+    worker: Worker, store: JobStore, data: DataDir, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried a few times, then the job has failed; it is not left lying."""
+    monkeypatch.setattr("serving.job_process._COMMAND", ("/nowhere/python",))
+    monkeypatch.setattr("serving.worker._PAUSE_S", 0)
+    enter(data, store, "a", clip)
+    worker.work("a")
+    assert (store.get("a").state, store.get("a").attempts) == ("failed", MAX_ATTEMPTS + 1)
