@@ -309,14 +309,14 @@ def _read_tensor(entry: Mapping[str, Any], rest: memoryview) -> tuple[str, NDArr
     if size is None:
         return name, _from_json(name, entry.get("data"), dtype, shape), 0
     if type(size) is not int or size != count * dtype.itemsize:
-        needed = f"shape {str(shape)[:80]} needs {count * dtype.itemsize}"
+        needed = f"shape {_shown(shape)} needs {count * dtype.itemsize}"
         raise RequestError(f"tensor {name}: binary_data_size is {str(size)[:40]}, {needed}")
     if size > len(rest):
         raise RequestError(f"tensor {name}: the body ends {size - len(rest)} bytes early")
     try:
         return name, np.frombuffer(rest[:size], dtype=dtype).reshape(shape), size
     except (ValueError, OverflowError) as error:
-        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} cannot be used: {error}") from error
+        raise RequestError(f"tensor {name}: shape {_shown(shape)} cannot be used: {error}") from error
 
 
 def _shape(name: str, shape: object) -> tuple[int, ...]:
@@ -327,12 +327,17 @@ def _shape(name: str, shape: object) -> tuple[int, ...]:
         or not all(type(side) is int and 0 <= side < _LONGEST_SIDE for side in shape)
     ):
         said = f"must be a list of at most {_MOST_SIDES} whole numbers from 0 up"
-        raise RequestError(f"tensor {name}: shape {str(shape)[:80]} {said}")
+        raise RequestError(f"tensor {name}: shape {_shown(shape)} {said}")
     return tuple(shape)
 
 
+def _shown(shape: object) -> str:
+    """A shape for a message, without writing all of it out first: it may have any number of sides."""
+    return str(list(shape[:_MOST_SIDES]) if isinstance(shape, list | tuple) else shape)[:80]
+
+
 def _from_json(name: str, data: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    said = f"tensor {name}: data does not fit {dtype.name} of shape {str(shape)[:80]}"
+    said = f"tensor {name}: data does not fit {dtype.name} of shape {_shown(shape)}"
     try:
         given = np.asarray(data).reshape(shape)
         with np.errstate(invalid="ignore", over="ignore"):
