@@ -174,6 +174,15 @@ def test_odd_file_names_are_only_names(name: str) -> None:
 
 
 @pytest.mark.fault("V13")
+@pytest.mark.parametrize("name", ["concat:x|y.mp4", "subfile,,start,0,end,9,,:x.mp4", "data:video,mp4", "-i.mp4"])
+def test_a_name_without_its_folder_is_no_protocol(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before a colon is part of the name."""
+    monkeypatch.chdir(folder())
+    Path(name).write_bytes(base().read_bytes())
+    assert probe_video(Path(name)).frames_header == 60
+
+
+@pytest.mark.fault("V13")
 @pytest.mark.parametrize("name", [f"{'n' * 300}.mp4", "nul\0byte.mp4"])
 def test_names_no_file_can_have_are_video_errors(name: str) -> None:
     """Too long or with a NUL: our error, not the system's."""
