@@ -6,7 +6,8 @@
 - At most `limit` requests are at work, at most `max_queue` wait.
 - Order: see `WaitingLine`. The earliest deadline is first, work without one keeps a share, clients take turns.
 - A request that cannot be done by its deadline is shed: when it comes, or while it waits, as soon as that is seen.
-  None begins late. Sheds are judged by the expected times of all that goes before it; nobody is shed for fairness.
+  None begins late. Sheds are judged by the expected times of all that goes before it. No more are shed for fairness
+  than must be, but which client has to give way is whoever was served most of late.
 - A full queue refuses the newcomer, or displaces the last request of the client that waits with the most.
 """
 

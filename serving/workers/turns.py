@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 
 _CLIENTS_REMEMBERED = 1024
+_TURNS_REMEMBERED = 128
 
 
 class Turns:
@@ -17,6 +18,12 @@ class Turns:
     def __init__(self) -> None:
         self._last: OrderedDict[str, int] = OrderedDict()
         self._turns = 0
+        self._recent: deque[str] = deque()
+        self._shares: Counter[str] = Counter()
+
+    def share(self, client: str) -> int:
+        """How many of the last turns were a client's."""
+        return self._shares[client]
 
     def last(self, client: str) -> int:
         """The number of a client's last turn; 0 before its first."""
@@ -29,6 +36,13 @@ class Turns:
         self._last.move_to_end(client)
         if len(self._last) > _CLIENTS_REMEMBERED:
             self._last.popitem(last=False)
+        self._recent.append(client)
+        self._shares[client] += 1
+        if len(self._recent) > _TURNS_REMEMBERED:
+            oldest = self._recent.popleft()
+            self._shares[oldest] -= 1
+            if not self._shares[oldest]:
+                del self._shares[oldest]
 
     def order(self, waiting: Sequence[T], client_of: Callable[[T], str]) -> list[T]:
         """What waits, first come first served within each client, clients alternating."""

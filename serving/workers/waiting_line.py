@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,9 @@ class WaitingLine:
     def too_late(self, free_at: Iterable[float], *, work_s: float, needed_s: float) -> list[Ticket]:
         """Those that cannot be done by their deadlines, if everybody takes their turn and all goes as expected.
 
+        Where there is too much for one of them, another before it may give way as well, for then it can be done: it is
+        the client that was served most of late, so that none is always last because its deadlines always are.
+
         Args:
             free_at: When each permit is free to be given to somebody who waits.
             work_s: How long a request holds its permit.
@@ -83,17 +86,27 @@ class WaitingLine:
         """
         permits = list(free_at)
         heapq.heapify(permits)
-        patient, earned, late = len(self._patient), self._earned, []
+        patient, earned = len(self._patient), self._earned
+        late: list[Ticket] = []
+        kept: list[Ticket] = []
         for ticket in self._by_urgency():
             while patient and _is_whole(earned):
                 heapq.heapreplace(permits, permits[0] + work_s)
                 patient, earned = patient - 1, self._spend(earned)
             if permits[0] + needed_s > ticket.due_at + _TOLERANCE_S:
-                late.append(ticket)
+                kept.append(ticket)
+                late.append(kept.pop(self._most_served(kept)))
             else:
+                kept.append(ticket)
                 heapq.heapreplace(permits, permits[0] + work_s)
                 earned = self._earn(earned)
         return late
+
+    def _most_served(self, tickets: Sequence[Ticket]) -> int:
+        """The place of the last ticket of the client that has had the most turns of late, these included."""
+        counts = Counter(ticket.client for ticket in tickets)
+        shares = [self._turns.share(ticket.client) + counts[ticket.client] for ticket in tickets]
+        return max(range(len(tickets)), key=lambda at: (shares[at], at))
 
     def first_due(self) -> float:
         """The earliest deadline; infinite if nobody has one."""

@@ -33,3 +33,13 @@ def test_memory_is_bounded() -> None:
     for client in range(turns._CLIENTS_REMEMBERED + 1):
         served.take(str(client))
     assert (served.last("0"), served.last("1")) == (0, 2)
+
+
+def test_shares_are_those_of_the_last_turns() -> None:
+    """What was long ago no longer counts, and nothing of it is kept."""
+    served = Turns()
+    for _ in range(turns._TURNS_REMEMBERED):
+        served.take("old")
+    for number in range(turns._TURNS_REMEMBERED):
+        served.take("ab"[number % 2])
+    assert (served.share("old"), served.share("a"), served.share("b")) == (0, 64, 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from serving.workers.waiting_line import Ticket, WaitingLine
@@ -157,3 +158,34 @@ def test_a_client_that_has_gone_is_forgotten_in_the_end() -> None:
         line.add(f"client {number}")
         line.line.pop()
     assert len(line.line._turns._last) <= 1024
+
+
+def test_the_client_served_most_gives_way() -> None:
+    """Not always the one whose deadlines are last; no more give way than must, and what is kept can be done."""
+    line = Line()
+    for _ in range(3):
+        line.add("a", 1)
+        line.line.pop()
+    for client, due_at in (("a", 10), ("b", 11), ("a", 12), ("c", 12.5)):
+        line.add(client, due_at)
+    assert line.late([8], 1, 1) == []
+    assert line.late([9], 1, 1) == ["a5"]
+    assert line.late([9.5], 1, 1) == ["a3"]
+    assert line.late([10.5], 1, 1) == ["a3", "b4"]
+
+
+def test_four_clients_whose_deadlines_come_in_turn_are_served_alike() -> None:
+    """One permit, and half as much again is asked for as can be done: whoever comes last in each round is not last."""
+    line, served = Line(0), Counter[str]()
+    now, free_at = 0.0, 0.0
+    for step in range(4000):
+        now = step * 0.25
+        line.add("abcd"[step % 4], now + 2)
+        late = line.line.too_late([max(now, free_at)], work_s=0.375, needed_s=0.375)
+        for ticket in late:
+            line.line.remove(ticket)
+        while free_at <= now and len(line.line):
+            served[line.line.pop().client] += 1
+            free_at = max(now - 0.25, free_at) + 0.375
+    assert sum(served.values()) > 2600
+    assert min(served.values()) > 0.97 * max(served.values())
