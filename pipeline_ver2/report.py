@@ -16,6 +16,8 @@ TRACE_NAME = "timeline.json"
 PICTURE_NAME = "timeline.svg"
 _PICTURE_STEPS = 4000  # of its width; a bar that is shorter is not seen alone
 
+END_TO_END = "end_to_end"
+
 # Rows of the timeline, top to bottom, with the colour of each kind of span.
 _ROWS = {
     "decode": "#8da0cb",
@@ -111,7 +113,7 @@ def write_timeline(folder: Path, spans: Sequence[Span], trace_id: str | None = N
 
 
 def _trace_events(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
-    rows = {name: number for number, name in enumerate(_ROWS)}
+    rows = {name: number for number, name in enumerate(_rows_of(spans))}
     for name, number in rows.items():
         yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
     for span in spans:
@@ -134,10 +136,11 @@ def draw_timeline(folder: Path, spans: Sequence[Span]) -> Path:
     figure = Figure(figsize=(12, 4), layout="constrained")
     axes = figure.subplots()
     shortest_s = max((span.end_s for span in spans), default=0) / _PICTURE_STEPS
-    for row, (name, colour) in enumerate(_ROWS.items()):
+    rows = _rows_of(spans)
+    for row, (name, colour) in enumerate(rows.items()):
         bars = list(visible_bars((span for span in spans if span.name == name), shortest_s))
         axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
-    axes.set_yticks(range(len(_ROWS)), [name.replace("_", " ") for name in _ROWS])
+    axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name in rows])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds from the call of the pipeline")
@@ -160,6 +163,12 @@ def visible_bars(spans: Iterable[Span], shortest_s: float) -> Iterator[tuple[flo
         start_s, end_s = span.start_s, span.end_s
     if start_s is not None and end_s is not None:
         yield start_s, end_s - start_s
+
+
+def _rows_of(spans: Sequence[Span]) -> dict[str, str]:
+    """The rows of a timeline; live runs have one more, from the arrival of a slot's last frame to its answer."""
+    is_live = any(span.name == END_TO_END for span in spans)
+    return {**_ROWS, END_TO_END: "#9e9ac8"} if is_live else _ROWS
 
 
 def summary_table(results: Results) -> Table:

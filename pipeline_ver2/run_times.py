@@ -7,11 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from pipeline_ver2.latency import Latencies
 from pipeline_ver2.main import TimingRecorder
+from pipeline_ver2.report import END_TO_END
 from pipeline_ver2.results import SlotRecord
 from pipeline_ver2.stage_http import StageTimes
 from pipeline_ver2.tracker import ReadySlot
-
-END_TO_END = "end_to_end"
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import av
 import cv2
 import numpy as np
 from aiohttp import web
+from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 RATE = 30
@@ -36,6 +37,7 @@ def transport_stream(
     options = {"preset": "ultrafast", "tune": "zerolatency"} if codec == "libx264" else {}
     with av.open(target, "w", format="mpegts", container_options={"flush_packets": "1"}) as container:
         stream = container.add_stream(codec, rate=RATE, options=options)
+        assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         stream.codec_context.gop_size = 10
         stream.codec_context.max_b_frames = 0

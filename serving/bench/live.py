@@ -59,7 +59,7 @@ class StreamFigures:
     def uncounted(self) -> int:
         """Slots whose fate is unknown, or told twice."""
         counts = self.results.counts
-        counted = {state: getattr(counts, state) for state in _STATES}
+        counted: dict[str, int] = {state: getattr(counts, state) for state in _STATES}
         differ = sum(abs(counted[state] - self.states.get(state, 0)) for state in _STATES)
         return abs(self.arrived - sum(counted.values())) + differ
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline_ver2.config_live import Policy
 from pipeline_ver2.errors import SourceLost
-from pipeline_ver2.frame_buffer import FrameBuffer, LiveFrame
+from pipeline_ver2.frame_buffer import FrameBuffer, Item, LiveFrame
 from pipeline_ver2.losses import Losses
 from pipeline_ver2.results import GapRecord
 
@@ -41,7 +41,7 @@ def taken(buffer: FrameBuffer) -> list[tuple[int, bool]]:
 def test_what_has_room_comes_out_as_it_went_in(policy: Policy) -> None:
     """In order, gaps in their places, then the end again and again."""
     buffer, losses = buffer_with(policy)
-    items = [frame(0), GAP, frame(1)]
+    items: list[Item] = [frame(0), GAP, frame(1)]
     assert all(buffer.put(item) for item in items)
     buffer.finish()
     assert [buffer.take(0) for _ in range(5)] == [*((item, True) for item in items), (None, False), (None, False)]
@@ -82,7 +82,7 @@ def test_the_reader_waits_for_room() -> None:
     buffer, losses = buffer_with("WAIT", most=1)
     with ThreadPoolExecutor(1) as reader:
         puts = reader.submit(lambda: [buffer.put(frame(number)) for number in range(20)])
-        numbers = []
+        numbers: list[int] = []
         while len(numbers) < 20:
             item, _ = buffer.take(10)
             assert isinstance(item, LiveFrame)

@@ -16,9 +16,9 @@ from pipeline_ver2.errors import MediaPathError, SourceLost
 from pipeline_ver2.live_body import HttpBody, InputBody
 
 
-def opened(url: str, **limits: float) -> HttpBody:
+def opened(url: str, read_timeout_s: float = 10) -> HttpBody:
     """The body at a URL."""
-    return HttpBody(url, **{"open_timeout_s": 10.0, "read_timeout_s": 10.0, **limits})
+    return HttpBody(url, open_timeout_s=10, read_timeout_s=read_timeout_s)
 
 
 def content(url: str) -> bytes:

@@ -22,7 +22,7 @@ def halves(width: int, height: int, pixel_format: str) -> av.VideoFrame:
 def test_frames_of_any_size_come_out_in_one(size: tuple[int, int], pixel_format: str) -> None:
     """Squashed to the first frame's size, red where red was."""
     rgb = RgbConverter((64, 48), Orientation()).rgb(halves(*size, pixel_format))
-    assert (rgb.shape, rgb.dtype, rgb.flags.c_contiguous) == ((48, 64, 3), np.uint8, True)
+    assert (rgb.shape, str(rgb.dtype), rgb.flags.c_contiguous) == ((48, 64, 3), "uint8", True)
     assert rgb[:, :28, 0].mean() > 230
     assert rgb[:, :28, 2].mean() < 30
     assert rgb[:, 36:, 2].mean() > 230

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline_ver2 import report
 from pipeline_ver2.main import ExtractionReport, Span, VideoInfo
-from pipeline_ver2.results import KeyframeRecord, Records, Results, RunState, SlotRecord, SlotState
+from pipeline_ver2.results import KeyframeRecord, Latency, Records, Results, RunState, SlotRecord, SlotState
 
 SPANS = (
     Span("decode", 0.0, 0.5, {}),
@@ -146,3 +146,24 @@ def test_the_summary_tells_counts_answers_and_reasons() -> None:
     assert "walk One person walks." in text
     assert "failed: failed" in text
     assert "stage1: emulated" in text
+
+
+def test_a_live_run_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """From a slot's last frame to its answer; other runs have none."""
+    live = [*SPANS, Span(report.END_TO_END, 0.5, 2.0, {"slot": 0})]
+    for spans, expected in ((live, 1), (SPANS, 0)):
+        events = json.loads(report.write_timeline(tmp_path, spans).read_text())["traceEvents"]
+        named = [event["args"]["name"] for event in events if event["ph"] == "M"]
+        assert named.count(report.END_TO_END) == expected
+        assert ("end to end" in report.draw_timeline(tmp_path, spans).read_text()) == bool(expected)
+
+
+def test_what_only_live_runs_tell() -> None:
+    """Their source without secrets, gaps, losses and latency, in the results and in the summary."""
+    latency = Latency(count=3, p50_s=1.25, p90_s=2.5, p99_s=3.75, max_s=4)
+    lost = {"slots": {"shed_deadline": 2}}
+    told = report.add_live(results(slot(0)), source="rtsp://cam/1", gaps=2, lost=lost, latency=latency)
+    assert (told.source, told.counts.gaps, told.counts.lost, told.timing.latency) == ("rtsp://cam/1", 2, lost, latency)
+    shown = [str(cell) for column in report.summary_table(told).columns for cell in column.cells]
+    assert "1.25 s / 2.50 s / 3.75 s" in shown
+    assert "2 shed_deadline" in shown

@@ -8,8 +8,9 @@ import pytest
 
 from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.prompts import SlotImage
+from pipeline_ver2.report import END_TO_END
 from pipeline_ver2.results import KeyframeRecord, SlotRecord, SlotState
-from pipeline_ver2.run_times import END_TO_END, RunTimes
+from pipeline_ver2.run_times import RunTimes
 from pipeline_ver2.stage_http import StageTimes
 from pipeline_ver2.tracker import ReadySlot
 

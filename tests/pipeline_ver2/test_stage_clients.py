@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from pipeline_ver2 import wire
 from pipeline_ver2.config import load_config
-from pipeline_ver2.errors import (
-    ConfigError,
-    StageUnreachable,
-)
+from pipeline_ver2.deadline import Deadline
+from pipeline_ver2.errors import ConfigError, DeadlineShed, StageUnreachable
 from pipeline_ver2.prompts import Question, SlotImage
 from pipeline_ver2.stage_clients import Stage1Client, Stage2Client
 from tests.pipeline_ver2.conftest import settings_for
-from tests.stand_ins import LABELS, Stages, hang
+from tests.stand_ins import LABELS, Stages, hang, refusal
 
 CLIP = np.zeros((16, 32, 48, 3), np.uint8)
 QUESTION = Question((SlotImage(b"jpeg", 0.3),), ((),), LABELS)
@@ -141,3 +140,42 @@ async def test_labels_come_from_a_file_where_the_server_names_none(free_port: in
         named = load_config(None, {**url, "stage1.labels_path": str(tmp_path / "labels.txt")}, environ={})
         async with Stage1Client(named.stage1, retry_for_s=0) as client:
             assert (await client.describe()).labels == ("sit", "stand up")
+
+
+async def test_a_deadline_travels_with_each_request(stages: Stages) -> None:
+    """To both stages, as what is left when it is sent: less after a wait."""
+    told: dict[str, list[int]] = {"stage1": [], "stage2": []}
+
+    def noting(name: str) -> Any:  # noqa: ANN401 - a rule
+        async def note(request: web.Request, _key: str, time: int) -> web.Response | None:
+            told[name].append(int(request.headers[wire.DEADLINE_HEADER]))
+            return refusal(503, "stage_unreachable") if time == 1 else None
+
+        return note
+
+    stages.stage1.rule, stages.stage2.rule = noting("stage1"), noting("stage2")
+    settings = settings_for(stages)
+    async with (
+        stage1_client(stages, retry_for_s=10) as first,
+        Stage2Client(settings.stage2, settings.pipeline) as second,
+    ):
+        deadline = Deadline.within(10)
+        await first.detect([CLIP], key="job/batch-0", deadline=deadline)
+        asked, _ = await second.evaluate(QUESTION, model="m", key="job/slot-0", deadline=deadline)
+    assert asked.answer is not None
+    for left in told.values():
+        assert len(left) == 2
+        assert 10_000 >= left[0] > left[1] > 0
+
+
+async def test_a_stage_that_is_away_is_waited_for_up_to_the_deadline(stages: Stages) -> None:
+    """However long it would be waited for otherwise."""
+
+    async def away(_request: web.Request, _key: str, _time: int) -> web.Response:
+        return refusal(503, "stage_unreachable")
+
+    stages.stage2.rule = away
+    settings = settings_for(stages, pipeline__retry_for_s=60)
+    async with Stage2Client(settings.stage2, settings.pipeline) as client, asyncio.timeout(30):
+        with pytest.raises((StageUnreachable, DeadlineShed)):
+            await client.evaluate(QUESTION, model="m", key="job/slot-0", deadline=Deadline.within(0.3))

@@ -121,3 +121,31 @@ def test_a_refusal_is_recorded_with_its_code(error: StageError | RequestError, s
 
     assert (record.state, record.attempts) == (state, attempts)
     assert record.reason == f"{error.code}: {error}"
+
+
+def test_a_gap_fills_up_the_slot_before_it() -> None:
+    """The next keyframe begins a new slot, also while the one before still waits for Stage 1."""
+    tracker = SlotTracker(3)
+    for number in (11, 22):
+        tracker.expect(number, b"%d" % number, number / 10)
+    assert tracker.settle(keyframe(11)) is None
+    assert tracker.close() is None
+    for number in (55, 66, 77):
+        tracker.expect(number, b"%d" % number, number / 10)
+    assert tracker.close() is None
+    cut = tracker.settle(keyframe(22))
+    assert cut is not None
+    assert (cut.index, cut.key_indices, cut.arrived_s) == (0, (11, 22, 22), 2.2)
+    last = [tracker.settle(keyframe(number)) for number in (55, 66, 77)][-1]
+    assert last is not None
+    assert (last.index, last.key_indices, last.arrived_s) == (1, (55, 66, 77), 7.7)
+    assert tracker.slots == 2
+
+
+def test_a_slot_that_stage_1_had_no_time_for_is_shed() -> None:
+    """One whose keyframes failed for other reasons, too, has failed."""
+    late = keyframe(11, failed=True).model_copy(update={"reason": "shed_deadline: planted"})
+    for second, state in ((keyframe(22), "shed"), (late, "shed"), (keyframe(22, failed=True), "failed")):
+        record = ReadySlot(0, (), (late, second)).unasked("all")
+        assert record is not None
+        assert record.state == state
