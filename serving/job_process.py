@@ -127,23 +127,32 @@ class JobProcesses:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._idle: list[JobProcess] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     @contextmanager
     def one(self) -> Iterator[JobProcess]:
         """A process for one job."""
-        process = self._idle.pop() if self._idle else JobProcess(self._config)
+        with self._lock:
+            waiting = self._idle.pop() if self._idle else None
+        process = JobProcess(self._config) if waiting is None else waiting
         try:
             yield process
         finally:
-            if process.is_fit:
-                self._idle.append(process)
-            else:
+            with self._lock:
+                is_kept = process.is_fit and not self._is_closed
+                if is_kept:
+                    self._idle.append(process)
+            if not is_kept:
                 process.close()
 
     def close(self) -> None:
-        """End those that wait."""
-        while self._idle:
-            self._idle.pop().close()
+        """End those that wait; the others end with their jobs."""
+        with self._lock:
+            self._is_closed = True
+            waiting, self._idle = self._idle, []
+        for process in waiting:
+            process.close()
 
 
 def _outcome(answer: str | None, folder: JobFolder, reason: StopReason | None) -> Outcome | None:

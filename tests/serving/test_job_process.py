@@ -173,7 +173,8 @@ def test_processes_are_used_again_and_replaced(stages_away: Config, monkeypatch:
         again.run(JobFolder(Path("nowhere")), lookup_error)
     with pool.one() as other:
         assert other is second
-    pool.close()
+        pool.close()
+    assert not other.is_fit
 
 
 def lookup_error() -> StopReason | None:
