@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from pipeline_ver2.errors import DeadlineShed, EngineFailed, QueueFull, StageUnreachable
-from serving.workers.stage1_engine import RawBatch, RawClip
+from serving.workers.stage1_engine import RawBatch, RawClips
 from serving.workers.stage1_queue import BatchQueue, Timed
 
 Clips = list[NDArray[np.uint8]]
-Request = asyncio.Task[Timed[Sequence[RawClip]]]
+Request = asyncio.Task[Timed[RawClips]]
 MakeQueue = Callable[..., BatchQueue]
 
 
@@ -50,7 +50,7 @@ class Runs:
 async def _until_waiting(queue: BatchQueue, number: int) -> None:
     """As many requests wait."""
     async with asyncio.timeout(20):
-        while queue.waiting != number:
+        while queue.waiting != number:  # noqa: ASYNC110 - the queue tells nobody
             await asyncio.sleep(0)
 
 
@@ -87,7 +87,7 @@ def _clips(*numbers: int) -> Clips:
     return [np.asarray([number], np.uint8) for number in numbers]
 
 
-def _numbers(timed: Timed[Sequence[RawClip]]) -> list[int]:
+def _numbers(timed: Timed[RawClips]) -> list[int]:
     return [int(raw[0]) for raw in timed.value if not isinstance(raw, EngineFailed)]
 
 
