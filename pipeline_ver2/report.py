@@ -112,7 +112,7 @@ def write_timeline(folder: Path, spans: Sequence[Span], trace_id: str | None = N
     return path
 
 
-def _trace_events(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
+def _trace_events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     rows = {name: number for number, name in enumerate(_rows_of(spans))}
     for name, number in rows.items():
         yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}

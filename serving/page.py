@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response, status
 from pydantic import BaseModel
 
 from pipeline_ver2.errors import NothingThere
-from serving.security import STATIC_PATH
 from serving.problems import documented
+from serving.security import STATIC_PATH
 from serving.sessions import COOKIE, LIFETIME_S, Sessions
 
 HEADERS = {

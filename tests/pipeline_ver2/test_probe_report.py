@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_damage_past_the_first_seconds_is_found_when_all_is_read() -> None:
     assert any(f"damaged from {start:.2f} s" in sentence for sentence in report.odd)
 
 
-def told(path: Path, **overrides: object) -> str:
+def told(path: Path, **overrides: Any) -> str:  # noqa: ANN401 - settings of any kind
     """All that is odd, in one text."""
     return " ".join(probed(path, **overrides)[0].odd)
 
