@@ -169,13 +169,15 @@ def main() -> int:
     first = json.loads(sys.stdin.readline())
     logging.basicConfig(level=first["log_level"], format=LOG_FORMAT)
     config = Config.model_validate(first["config"])
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
     stop = _Stop()
     threading.Thread(target=_take_orders, args=(sys.stdin, folders, stop), daemon=True).start()
     while True:
         answer = _run(JobFolder(folders.get()), config, stop)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 @dataclass(slots=True)

@@ -35,6 +35,18 @@ print(process._process.pid, flush=True)
 process.run(JobFolder(Path(sys.argv[2])), lambda: None)
 """
 
+LOUD = """
+import os
+from serving import job_process
+quiet = job_process._run
+def loud(*arguments):
+    print("noise", flush=True)
+    os.write(1, b"more of it")
+    return quiet(*arguments)
+job_process._run = loud
+job_process.main()
+"""
+
 
 @pytest.fixture
 async def stages() -> AsyncIterator[Stages]:
@@ -159,6 +171,17 @@ async def test_it_does_not_outlive_its_parent(folder: JobFolder, stages: Stages)
             await asyncio.sleep(0.02)
     with folder.held():
         pass
+
+
+def test_what_libraries_print_is_no_answer(
+    tmp_path: Path, stages_away: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is noisy on its standard output answers all the same."""
+    monkeypatch.setattr(job_process, "_COMMAND", (sys.executable, "-c", LOUD))
+    with started(stages_away) as process:
+        outcome = process.run(JobFolder(tmp_path), go_on)
+        assert outcome is not None
+        assert (outcome.state, (outcome.error or "").partition(":")[0]) == ("failed", "results")
 
 
 def test_processes_are_used_again_and_replaced(stages_away: Config, monkeypatch: pytest.MonkeyPatch) -> None:
