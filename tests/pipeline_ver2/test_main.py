@@ -330,3 +330,16 @@ def test_resize_averages_large_reductions() -> None:
     small = resize(stripes, (16, 16)).astype(int)
     assert np.abs(small - 128).max() <= 3
     assert math.isclose(small.mean(), 127.5, abs_tol=2)
+
+
+def test_the_grid_can_skip_what_is_lost() -> None:
+    """The frames in between show nothing, and the grid goes on where the next one belongs; without a rate, none are."""
+    grid = FrameGrid(30)
+    assert list(grid.fill(Fraction(0), None)) == [0]
+    assert list(grid.skip_to(Fraction(10, 30))) == list(range(1, 10))
+    assert list(grid.skip_to(Fraction(10, 30))) == []
+    assert list(grid.fill(Fraction(10, 30), Fraction(11, 30))) == [10]
+    assert list(grid.skip_to(Fraction(5, 30))) == []
+    native = FrameGrid(None)
+    assert list(native.skip_to(Fraction(9))) == []
+    assert list(native.fill(Fraction(9), None)) == [0]
