@@ -141,13 +141,13 @@ async def test_frame_rates(rate: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.fault("V3")
-@pytest.mark.parametrize("container", ["mkv", "ts", "h264", "avi", "webm"])
-@pytest.mark.parametrize("rate", [*RATES, "24000/1001", "60000/1001", "25/2", "120"])
+@pytest.mark.parametrize("container", ["mkv", "ts", "h264", "avi"])
+@pytest.mark.parametrize("rate", ["15", "24000/1001", "30000/1001", "60", "25/2", "120"])
 async def test_frame_rates_in_other_containers(rate: str, container: str, tmp_path: Path) -> None:
     """Milliseconds, ninety-thousandths, frame counts and no times at all."""
-    fps, codec = Fraction(rate), VP8 if container == "webm" else H264
+    fps = Fraction(rate)
     name = f"rate{float(fps):.2f}.{container}"
-    await check(film(name, *codec, rate=fps, frames=int(fps * 2)), tmp_path, warnings=told(name, fps))
+    await check(film(name, *H264, rate=fps, frames=int(fps * 2)), tmp_path, warnings=told(name, fps))
 
 
 @pytest.mark.fault("V2")

@@ -81,13 +81,13 @@ class Stop:
         return False
 
 def person(number, left):
-    labels = (LabelScore(name="walk", score=number / 1000),)
+    labels = (LabelScore(name="walk" + "x" * (number % 40), score=number / 1000),)
     return Detection(box=(left, 100, left + 50, 300), labels=labels)
 
-keys = [KeyframeOverlay(n / 10, [person(n, left) for left in (10, 200, 400)]) for n in range(300)]
-captions = [Caption(n / 10, n / 10 + 0.1, f"answer {n}") for n in range(300)]
+keys = [KeyframeOverlay(n / 10, [person(n, left) for left in (10, 200, 400)]) for n in range(200)]
+captions = [Caption(n / 10, n / 10 + 0.1, f"answer {n}") for n in range(200)]
 stop = Stop()
-annotate(Path(sys.argv[1]), Path(sys.argv[2]), keyframes=keys, captions=captions, threads=1, stop=stop)
+annotate(Path(sys.argv[1]), Path(sys.argv[2]), keyframes=keys, captions=captions, stop=stop)
 print(stop.early, stop.late)
 """
 
@@ -95,10 +95,10 @@ print(stop.early, stop.late)
 @pytest.mark.slow
 @pytest.mark.fault("V12")
 def test_memory_does_not_grow_with_the_annotated_video(tmp_path: Path) -> None:
-    """Ever new labels and captions on 700 frames: what was drawn is not kept; no allocator setting helps here."""
-    path = lavfi("crowd.mp4", "testsrc2=s=768x432:r=30:d=24", "-pix_fmt", "yuv420p", "-preset", "ultrafast")
+    """Ever new labels and captions on 600 frames: what was drawn is not kept; no allocator setting helps here."""
+    path = lavfi("crowd.mp4", "testsrc2=s=768x432:r=30:d=20", "-pix_fmt", "yuv420p", "-preset", "ultrafast")
     command = [sys.executable, "-c", OVERLAY_SCRIPT, str(path), str(tmp_path / "out.mp4")]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=110)
     early, late = (float(number) for number in run.stdout.split())
     assert early > 20
-    assert late - early < 12
+    assert late - early < 6
