@@ -67,7 +67,8 @@ async def test_a_variant_gives_the_orchestrator_s_results(stages: Stages, tmp_pa
     wanted = asked(stages)
     results = await gathered(stages, tmp_path / "variant", window)
     assert content_of(results) == content_of(orchestrated)
-    assert results.counts == orchestrated.counts
+    without_events = orchestrated.counts.model_copy(update={"events": 0})  # a variant looks for none
+    assert results.counts == without_events
     assert results.counts.slots == 5
     assert asked(stages) == wanted
 

@@ -41,7 +41,9 @@ def results_of(answers: Sequence[str | None], boxes: Sequence[int] = (0,)) -> Re
     return Results(
         state="succeeded", source="test",
         video=VideoRecord(width=64, height=64, duration_s=1, fps=30, rotation=0, timestamps="container"),
-        models={}, keyframes=keyframes, slots=slots, counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
+        models={}, keyframes=keyframes, slots=slots, counts=Counts.model_validate(
+            {name: {} if name == "lost" else 0 for name in Counts.model_fields}
+        ),
         timing=Timing(wall_s=1, first_answer_s=None, stage1_ended_s=None, stage2_began_s=None, busy_s={}), warnings=(),
     )  # fmt: skip
 
