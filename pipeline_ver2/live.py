@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import TracebackType
@@ -19,6 +18,7 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.decoder import KeyframeClip
 from pipeline_ver2.frame_buffer import BUFFER_FULL, FrameBuffer, LiveFrame
 from pipeline_ver2.live_address import LiveSource
+from pipeline_ver2.live_body import Allow
 from pipeline_ver2.live_reader import LiveReader
 from pipeline_ver2.losses import Losses
 from pipeline_ver2.main import ClipBuilder, FrameGrid, GridFrame, TimingRecorder, VideoInfo, resize
@@ -44,7 +44,7 @@ class LiveDecoder:
         image_size: (height, width) of the detector's input.
         recorder: Its clock is the run's; takes the spans `preprocess`.
         losses: Counts frames and keyframes that could not be kept.
-        allow: Is asked about each URL before it is visited; raises if it may not be.
+        allow: Says where we may go.
 
     Raises:
         SourceLost: On entry: no picture came within `pipeline.retry_for_s`. Later: a file or a pipe broke.
@@ -57,7 +57,7 @@ class LiveDecoder:
         image_size: tuple[int, int],
         recorder: TimingRecorder,
         losses: Losses,
-        allow: Callable[[str], None] | None = None,
+        allow: Allow | None = None,
     ) -> None:
         self._source, self._config, self._image_size = source, config, image_size
         self._recorder, self._losses = recorder, losses

@@ -8,7 +8,8 @@ import http.client
 import os
 import select
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Sequence
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
@@ -19,6 +20,10 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 _LOOK_S = 0.2
 _PLAYLIST = b"#EXTM3U"
+
+Allow = Callable[[str], Sequence[str] | None]
+"""Is asked about each URL before it is visited, those of redirects too; raises if it may not be, and gives the IP
+addresses that may be connected to, None for those the system finds."""
 
 
 class Body(Protocol):
@@ -41,7 +46,7 @@ class HttpBody:
         url: Where it is; user and password in it are sent as basic authentication.
         open_timeout_s: For connecting and the head of the reply.
         read_timeout_s: For the next bytes of the body.
-        allow: Is asked about each URL, those of redirects too, before it is visited; raises if it may not be.
+        allow: Says where we may go.
 
     Raises:
         SourceLost: The reply is no success, or the redirects do not end.
@@ -54,12 +59,11 @@ class HttpBody:
         *,
         open_timeout_s: float,
         read_timeout_s: float,
-        allow: Callable[[str], None] | None = None,
+        allow: Allow | None = None,
     ) -> None:
         for _ in range(_MOST_REDIRECTS + 1):
-            if allow is not None:
-                allow(url)
-            self._connection = _connect(urlsplit(url), open_timeout_s)
+            addresses = None if allow is None else allow(url)
+            self._connection = _connect(urlsplit(url), open_timeout_s, addresses)
             self._socket: socket.socket = self._connection.sock
             try:
                 self._response = _ask(self._connection, urlsplit(url))
@@ -74,6 +78,8 @@ class HttpBody:
             url = urljoin(url, where)
         else:
             raise SourceLost(f"{public_name(url)}: more than {_MOST_REDIRECTS} redirects")
+        self.url = url
+        """Where the redirects led to."""
         self._socket.settimeout(read_timeout_s)
         self._ahead = b""
         self._aborted = False
@@ -106,6 +112,11 @@ class HttpBody:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was let go of."""
+        return self._socket.fileno() < 0
+
     def close(self) -> None:
         """Let go of the connection."""
         if (response := getattr(self, "_response", None)) is not None:
@@ -137,14 +148,38 @@ class InputBody:
         """Nothing: the pipe is not ours."""
 
 
-def _connect(url: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+def _connect(url: SplitResult, timeout_s: float, addresses: Sequence[str] | None) -> http.client.HTTPConnection:
     if url.scheme.lower() not in {"http", "https"} or url.hostname is None:
         raise SourceLost(f"{public_name(url.geturl())}: neither http nor https")
     secure = url.scheme.lower() == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection: http.client.HTTPConnection = kind(url.hostname, url.port, timeout=timeout_s)
-    connection.connect()
+    if addresses is None:
+        connection.connect()
+    else:
+        connection.sock = _reach(addresses, connection.port, timeout_s)
+        if secure:
+            connection.sock = _secured(connection.sock, url.hostname)
     return connection
+
+
+def _reach(addresses: Sequence[str], port: int, timeout_s: float) -> socket.socket:
+    """A connection to the first address where somebody listens."""
+    lost: OSError | None = None
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout_s)
+        except OSError as error:
+            lost = error
+    raise lost or SourceLost("no address to connect to")
+
+
+def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
+    try:
+        return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
 
 
 def _ask(connection: http.client.HTTPConnection, url: SplitResult) -> http.client.HTTPResponse:

@@ -18,6 +18,7 @@ from pipeline_ver2.config_live import LiveConfig, Reconnect
 from pipeline_ver2.errors import SourceLost, ZroactError
 from pipeline_ver2.frame_buffer import FrameBuffer, LiveFrame
 from pipeline_ver2.live_address import LiveSource
+from pipeline_ver2.live_body import Allow
 from pipeline_ver2.live_clock import LiveClock
 from pipeline_ver2.live_source import Connection
 from pipeline_ver2.probe import Orientation, VideoInfo
@@ -66,7 +67,7 @@ class LiveReader:
         buffer: Takes frames and gaps.
         clock: The run's clock.
         open_within_s: How long the first picture may take, all tries together; later ones may take for ever.
-        allow: Is asked about each URL before it is visited; raises if it may not be.
+        allow: Says where we may go.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class LiveReader:
         clock: Callable[[], float],
         *,
         open_within_s: float,
-        allow: Callable[[str], None] | None = None,
+        allow: Allow | None = None,
     ) -> None:
         self._source, self._settings, self._buffer, self._clock = source, settings, buffer, clock
         self._open_within_s = open_within_s

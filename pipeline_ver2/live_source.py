@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
@@ -20,11 +20,12 @@ from av.video.stream import VideoStream
 from pipeline_ver2.config_live import LiveConfig
 from pipeline_ver2.errors import SourceLost
 from pipeline_ver2.live_address import NETWORK_SCHEMES, STANDARD_INPUT, LiveSource, device_of, scheme_of
-from pipeline_ver2.live_body import Body, HttpBody, InputBody
+from pipeline_ver2.live_body import Allow, Body, HttpBody, InputBody
 from pipeline_ver2.probe import Header, open_container
 
 _PROTOCOLS = "rtsp,rtsps,rtp,udp,srtp,http,https,tcp,tls,crypto,httpproxy"  # a playlist names no local files
 _UNTIMED_FORMATS = frozenset({"mpjpeg", "mjpeg", "jpeg_pipe"})  # their timestamps are counted, not measured
+_ONE_BY_ONE = {"http_persistent": "0", "http_multiple": "0"}  # FFmpeg reuses none but its own connections
 _MOST_UNDECODABLE = 60
 _LONGEST_PAUSE_S = 5.0  # in a file: more is a jump of its timestamps
 
@@ -37,7 +38,7 @@ class Connection:
         settings: Time limits.
         clock: Seconds that never jump, the clock of the run.
         stop: When it is set, no more frames come.
-        allow: Is asked about each URL before it is visited; raises if it may not be.
+        allow: Says where we may go. FFmpeg goes its own ways when RTSP leads it on.
 
     Raises:
         SourceLost: On entry: it cannot be opened, or is no video.
@@ -50,16 +51,17 @@ class Connection:
         settings: LiveConfig,
         clock: Callable[[], float],
         stop: threading.Event,
-        allow: Callable[[str], None] | None = None,
+        allow: Allow | None = None,
     ) -> None:
         self._source, self._settings, self._clock, self._stop = source, settings, clock, stop
         self._allow = allow
         self._body: Body | None = None
+        self._bodies: list[HttpBody] = []
         self._container: InputContainer | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._container = self._open(self._allow)
+            self._container = self._open()
             self._stream = _video_of(self._container, self._source.name)
         except BaseException:
             self.close()
@@ -120,11 +122,11 @@ class Connection:
         """Release the decoder and the connection."""
         if self._container is not None:
             self._container.close()
-        if self._body is not None:
-            self._body.close()
+        for body in self._bodies:  # FFmpeg forgets to close some after an error
+            body.close()
 
-    def _open(self, allow: Callable[[str], None] | None) -> InputContainer:
-        address, settings = self._source.address, self._settings
+    def _open(self) -> InputContainer:
+        address = self._source.address
         if self._source.is_paced:
             return open_container(Path(address))
         if (device := device_of(address)) is not None:
@@ -133,18 +135,29 @@ class Connection:
             self._body = InputBody(sys.stdin.fileno())
             return self._av_open(self._body)
         if scheme_of(address) not in {"http", "https"}:
-            if allow is not None:
-                allow(address)
+            if self._allow is not None:
+                self._allow(address)
             return self._av_open(address, {"rtsp_transport": "tcp"})
-        body = HttpBody(
-            address, open_timeout_s=settings.open_timeout_s, read_timeout_s=settings.read_timeout_s, allow=allow
-        )
-        self._body = body
+        body = self._fetch(address)
         if body.is_playlist():
             self._body = None
             body.close()
-            return self._av_open(address)
+            if self._allow is None:
+                return self._av_open(address)
+            return self._av_open(body.url, _ONE_BY_ONE, format="hls", fetch=self._fetch)
         return self._av_open(body)
+
+    def _fetch(self, url: str, _flags: int = 0, _options: Mapping[str, str] | None = None) -> HttpBody:
+        """The body of a URL, which from now on is what a read waits for."""
+        if self._stop.is_set():
+            raise SourceLost("it is to stop")
+        limits = self._settings
+        body = HttpBody(
+            url, open_timeout_s=limits.open_timeout_s, read_timeout_s=limits.read_timeout_s, allow=self._allow
+        )
+        self._body = body
+        self._bodies = [*(each for each in self._bodies if not each.is_closed), body]
+        return body
 
     def _av_open(
         self,
@@ -152,7 +165,9 @@ class Connection:
         options: dict[str, str] | None = None,
         *,
         format: str | None = None,
+        fetch: Callable[[str, int, Mapping[str, str]], Body] | None = None,
     ) -> InputContainer:
+        """Open it; `fetch` takes the place of FFmpeg's own connections."""
         limits = {"analyzeduration": "1000000"}
         if isinstance(what, str) and scheme_of(what) in NETWORK_SCHEMES:
             limits["protocol_whitelist"] = _PROTOCOLS
@@ -161,6 +176,7 @@ class Connection:
             "r",
             format=format,
             metadata_errors="replace",
+            io_open=fetch,
             container_options={**limits, **(options or {})},
             timeout=(self._settings.open_timeout_s, self._settings.read_timeout_s),
         )

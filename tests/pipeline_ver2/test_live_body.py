@@ -103,6 +103,29 @@ async def test_each_hop_must_be_allowed(server: str) -> None:
     assert [url.rpartition("/")[2] for url in visited] == ["9", "8", "7"]
 
 
+async def test_the_addresses_that_are_allowed_are_connected_to(server: str) -> None:
+    """One after the other, and the name in the URL is not looked up again."""
+    port = server.rpartition(":")[2]
+
+    def fetch() -> bytes:
+        url, found = f"http://camera.invalid:{port}/text", ["127.0.0.2", "127.0.0.1"]
+        body = HttpBody(url, open_timeout_s=10, read_timeout_s=10, allow=lambda _url: found)
+        try:
+            return body.read(100)
+        finally:
+            body.close()
+
+    assert await asyncio.to_thread(fetch) == await asyncio.to_thread(content, f"http://{server}/text")
+
+
+async def test_no_address_is_allowed(server: str) -> None:
+    """Nothing is connected to."""
+    with pytest.raises(SourceLost, match="no address"):
+        await asyncio.to_thread(
+            HttpBody, f"http://{server}/text", open_timeout_s=10, read_timeout_s=10, allow=lambda _url: []
+        )
+
+
 @pytest.mark.parametrize(("path", "expected"), [("playlist", True), ("text?a=1", False), ("text", False)])
 async def test_a_playlist_is_known_by_its_first_bytes(server: str, path: str, *, expected: bool) -> None:
     """And they are not lost by looking."""

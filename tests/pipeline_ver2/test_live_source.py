@@ -21,8 +21,9 @@ from aiohttp import web
 from av.error import FFmpegError
 
 from pipeline_ver2.config_live import LiveConfig
-from pipeline_ver2.errors import SourceLost, VideoError
+from pipeline_ver2.errors import SourceLost, SourceRefused, VideoError
 from pipeline_ver2.live_address import LiveSource
+from pipeline_ver2.live_body import Allow
 from pipeline_ver2.live_source import Connection
 from tests.live_camera import BOUNDARY, Camera, multipart, picture, served, transport_stream
 
@@ -30,11 +31,13 @@ SETTINGS = LiveConfig(open_timeout_s=5, read_timeout_s=5)
 Seen = list[tuple[Fraction | None, float]]
 
 
-def follow(address: str, settings: LiveConfig = SETTINGS, most: int = 10_000) -> tuple[Connection, Seen]:
+def follow(
+    address: str, settings: LiveConfig = SETTINGS, most: int = 10_000, allow: Allow | None = None
+) -> tuple[Connection, Seen]:
     """A connection, closed, and the timestamp and arrival of each of its frames, of so many at most."""
     seen: Seen = []
     stop = threading.Event()
-    with Connection(LiveSource(address), settings, time.monotonic, stop) as connection:
+    with Connection(LiveSource(address), settings, time.monotonic, stop, allow) as connection:
         for _, stamp, arrived_s in connection.frames():
             seen.append((stamp, arrived_s))
             if len(seen) == most:
@@ -67,6 +70,28 @@ async def test_a_playlist_over_http(hls: str) -> None:
     connection, seen = await asyncio.to_thread(follow, hls)
     assert len(seen) == 40
     assert connection.ends
+
+
+async def test_a_playlist_whose_parts_are_asked_for(hls: str) -> None:
+    """With somebody to ask, each part is asked for before it is fetched, and gives what it gives without."""
+    asked: list[str] = []
+    connection, seen = await asyncio.to_thread(follow, hls, allow=asked.append)
+    assert (len(seen), connection.ends) == (40, True)
+    assert [url.rpartition("/")[2] for url in asked] == ["live", "live", "0.ts", "1.ts"]
+
+
+async def test_a_part_that_is_refused(hls: str) -> None:
+    """A playlist leads nowhere that its URL may not lead."""
+    asked: list[str] = []
+
+    def allow(url: str) -> None:
+        asked.append(url)
+        if url.endswith("1.ts"):
+            raise SourceRefused("planted")
+
+    with pytest.raises(SourceRefused, match="planted"):
+        await asyncio.to_thread(follow, hls, allow=allow)
+    assert asked[-1].endswith("1.ts")
 
 
 @pytest.fixture
