@@ -37,7 +37,7 @@ LOG_FORMAT = "%(asctime)s [%(levelname)s] %(message)s"
 VIDEO_NAME = "annotated.mp4"
 EXIT_FATAL, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 
-_LIVE_SPANS = 20_000
+LIVE_SPANS = 20_000
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T:
 async def _run_job(job: Job, config: Config, *, spawn: bool, annotated: bool) -> Results:
     _check(job, config)
     async with Supervisor(config, spawn=spawn) as supervisor:
-        recorder = TimingRecorder() if job.live is None else TimingRecorder(_LIVE_SPANS, keep_last=True)
+        recorder = TimingRecorder() if job.live is None else TimingRecorder(LIVE_SPANS, keep_last=True)
         with _observer() as observer:
             results = await supervisor.run(run_pipeline(job, config, observer, recorder=recorder))
     stop = threading.Event()

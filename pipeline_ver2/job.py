@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline_ver2.live_address import LiveSource
+from pipeline_ver2.live_body import Allow
 from pipeline_ver2.results import KeyframeRecord, SlotRecord
 from pipeline_ver2.trace_context import TraceContext
 from pipeline_ver2.tracker import ReadySlot
@@ -19,7 +20,7 @@ class Job:
 
     `stream` is what its events call the source; without one it is the name of the file.
 
-    `trace` is the run's span; each of its requests is a child of it.
+    `trace` is the run's span; each of its requests is a child of it. `allow` says where a live source may lead.
     """
 
     source: Path
@@ -30,6 +31,7 @@ class Job:
     job_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     trace: TraceContext = field(default_factory=TraceContext.new)
     live: LiveSource | None = None
+    allow: Allow | None = None
 
     @property
     def name(self) -> str:

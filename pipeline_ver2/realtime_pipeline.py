@@ -130,7 +130,8 @@ class _Source:
         if live is None:
             decoder = Decoder(self.job.source, self.config, size, self.recorder, self.executor)
             return await stack.enter_async_context(decoder)
-        return await stack.enter_async_context(LiveDecoder(live, self.config, size, self.recorder, self.losses))
+        follower = LiveDecoder(live, self.config, size, self.recorder, self.losses, self.job.allow)
+        return await stack.enter_async_context(follower)
 
 
 @dataclass

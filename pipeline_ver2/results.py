@@ -40,12 +40,13 @@ class _Record(BaseModel):
 
 
 class Header(_Record):
-    """What a journal's records belong to."""
+    """What a journal's records belong to. `run` differs where numbers and times of a live source begin anew."""
 
     type: Literal["header"] = "header"
     schema_version: int = SCHEMA_VERSION
     source_sha256: str
     fingerprint: str
+    run: str | None = None
 
 
 class KeyframeRecord(_Record):

@@ -20,7 +20,7 @@ _MIB = 1024 * 1024
 
 def rotated_files(folder: Path) -> list[Path]:
     """The older files of a journal, oldest first."""
-    return sorted((path for path in folder.iterdir() if _OLD.fullmatch(path.name)), key=_number)
+    return sorted((path for path in folder.iterdir() if _OLD.fullmatch(path.name)), key=number_of)
 
 
 class RotatingJournal(Journal):
@@ -66,11 +66,17 @@ class RotatingJournal(Journal):
         if not current.exists():
             return
         old = rotated_files(self.folder)
-        current.rename(self.folder / f"results-{_number(old[-1]) + 1 if old else 1:06d}.jsonl")
+        current.rename(self.folder / rotated_name(number_of(old[-1]) + 1 if old else 1))
         for path in old[: max(0, len(old) + 1 - self._limits.files)]:
             path.unlink(missing_ok=True)
 
 
-def _number(path: Path) -> int:
+def rotated_name(number: int) -> str:
+    """What the older file of a number is called."""
+    return f"results-{number:06d}.jsonl"
+
+
+def number_of(path: Path) -> int:
+    """The number of an older file; 0 if it is none."""
     found = _OLD.fullmatch(path.name)
     return int(found.group(1)) if found else 0

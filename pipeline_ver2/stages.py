@@ -66,4 +66,5 @@ def _make_header(job: Job, config: Config, stages: Stages, stop: threading.Event
     }
     # A live source has no content to tell it by, only its name.
     source = sha256_of(job.source, stop) if job.live is None else hashlib.sha256(job.name.encode()).hexdigest()
-    return Header(source_sha256=source, fingerprint=fingerprint(settings))
+    run = None if job.live is None else job.job_id
+    return Header(source_sha256=source, fingerprint=fingerprint(settings), run=run)

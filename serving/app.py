@@ -41,6 +41,7 @@ from serving.page import Page
 from serving.progress import Progress, follow, read_progress
 from serving.security import Guard
 from serving.store import JobStore
+from serving.tails import JournalTail
 from serving.uploads import check_room
 from serving.workers.daemon import RequestCounter
 
@@ -50,6 +51,7 @@ MAX_FOLLOWERS = 100
 
 _CANCEL_LOOK_S = 0.05
 _LONGEST_S = 1e7
+_LONGEST_POSITION = 18
 _FILES = {
     "results": RESULTS_NAME,
     "results.jsonl": JOURNAL_NAME,
@@ -58,6 +60,7 @@ _FILES = {
     "timeline.svg": PICTURE_NAME,
     "video": VIDEO_NAME,
 }
+_AS_IT_IS = {"X-Content-Type-Options": "nosniff"}
 _CURSOR = r"^[0-9]{1,12}(\.[0-9]{1,6})?~[0-9a-z]{1,32}$"
 _EVERYWHERE = (401, 403, 422, 429, 503)
 _OF_ONE_JOB = problems.documented(404)
@@ -206,22 +209,28 @@ class JobApi:
     async def events(self, job_id: str, last_event_id: Annotated[str, Header()] = "0") -> StreamingResponse:
         """Server-sent events: `state`, `progress`, each `keyframe` and `slot` as it comes, `warning`, `end`.
 
-        `Last-Event-ID` goes on behind the record of that id. After `end` there is nothing more.
+        `Last-Event-ID` goes on behind the record of that id. After `end` there is nothing more. Of a live source the
+        last records come without it, not all; there is `gap` as well, and `run`: where that is another one than before,
+        numbers and times begin anew.
         """
-        await self._record(job_id)
+        record = await self._record(job_id)
         if self._followers >= MAX_FOLLOWERS:
             raise QueueFull(f"{self._followers} clients follow jobs already", retry_after_s=5)
-        offset = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else 0
+        is_position = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= _LONGEST_POSITION
+        offset = int(last_event_id) if is_position else 0
         return StreamingResponse(
-            self._follow(job_id, offset), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+            self._follow(record, offset), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
 
     async def results(self, job_id: str) -> FileResponse:
         """results.json of a job that has ended."""
         return await self._file(job_id, RESULTS_NAME, "application/json")
 
-    async def journal(self, job_id: str) -> FileResponse:
-        """results.jsonl of a job that has ended: one record a line, as they came."""
+    async def journal(self, job_id: str) -> Response:
+        """results.jsonl of a job that has ended: one record a line, as they came; of a live source at any time."""
+        record = await self._record(job_id)
+        if record.options.live and (record.has_ended or "results.jsonl" in await self._are_available(record)):
+            return StreamingResponse(self._all_records(record), media_type="application/x-ndjson", headers=_AS_IT_IS)
         return await self._file(job_id, JOURNAL_NAME, "application/x-ndjson")
 
     async def found_events(self, job_id: str) -> FileResponse:
@@ -237,14 +246,15 @@ class JobApi:
         return await self._file(job_id, PICTURE_NAME, "image/svg+xml")
 
     async def video(self, job_id: str) -> FileResponse:
-        """The annotated video; `Range` gives parts of it."""
+        """The annotated video; `Range` gives parts of it. Of a live source there is none."""
+        _check_kept(await self._record(job_id))
         return await self._file(job_id, VIDEO_NAME, "video/mp4")
 
     async def frame(
         self, job_id: str, time_s: Annotated[float, Query(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
     ) -> Response:
         """The frame of the source at the `time_s` of a keyframe, as a small JPEG; there while the source is kept."""
-        await self._record(job_id)
+        _check_kept(await self._record(job_id))
         try:
             job = await asyncio.to_thread(JobFile.read, self._data.folder(job_id).job_file)
         except ResultsError as error:
@@ -276,14 +286,16 @@ class JobApi:
 
     async def _reply(self, record: JobRecord) -> JobReply:
         progress = await asyncio.to_thread(read_progress, self._data.folder(record.id))
-        available = await asyncio.to_thread(self._available, record)
+        available = await self._are_available(record)
         parts = ("events", *_FILES, "frame")
         links = {"self": f"/jobs/{record.id}", **{part: f"/jobs/{record.id}/{part}" for part in parts}}
         return JobReply(**record.model_dump(), progress=progress, links=links, available=available)
 
-    def _available(self, record: JobRecord) -> list[str]:
+    async def _are_available(self, record: JobRecord) -> list[str]:
         folder = self._data.folder(record.id).path
-        return [part for part, name in _FILES.items() if record.has_ended and (folder / name).is_file()]
+        while_it_runs = ["results.jsonl"] if record.options.live else []
+        wanted = list(_FILES) if record.has_ended else while_it_runs
+        return await asyncio.to_thread(lambda: [part for part in wanted if (folder / _FILES[part]).is_file()])
 
     async def _file(self, job_id: str, name: str, media_type: str) -> FileResponse:
         record = await self._record(job_id)
@@ -292,18 +304,25 @@ class JobApi:
         path: Path = self._data.folder(job_id).path / name
         if not await asyncio.to_thread(path.is_file):
             raise NothingThere(f"job {job_id} ended ({record.state}) without it")
-        return FileResponse(path, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
+        return FileResponse(path, media_type=media_type, headers=_AS_IT_IS)
 
-    async def _follow(self, job_id: str, offset: int) -> AsyncIterator[bytes]:
+    async def _all_records(self, record: JobRecord) -> AsyncIterator[bytes]:
+        """The files of a journal, one after the other, to where the last ends by then."""
+        tail = await asyncio.to_thread(JournalTail, self._data.folder(record.id).path)
+        while lines := await asyncio.to_thread(tail.lines):
+            yield b"".join(line for line, _ in lines)
+
+    async def _follow(self, record: JobRecord, offset: int) -> AsyncIterator[bytes]:
         async def look() -> JobRecord | None:
             try:
-                return await self._record(job_id)
+                return await self._record(record.id)
             except (UnknownJob, DatabaseAway):  # the stream breaks off, and clients come again
                 return None
 
         self._followers += 1
         try:
-            async for event in follow(self._data.folder(job_id), look, offset, self.stopping):
+            folder, live = self._data.folder(record.id), record.options.live
+            async for event in follow(folder, look, offset, self.stopping, live=live):
                 yield event
         finally:
             self._followers -= 1
@@ -316,6 +335,11 @@ class JobApi:
         found = await find_stage(session, address)
         if found.state != "ready":
             raise StageUnreachable(f"{address.title} at {address.url} is {found.state}: {found.detail}")
+
+
+def _check_kept(record: JobRecord) -> None:
+    if record.options.live:
+        raise NothingThere(f"job {record.id} follows a live source, whose pictures are not kept")
 
 
 def _cursor(text: str | None) -> tuple[float, str] | None:

@@ -23,6 +23,7 @@ CONNECT_S = 10.0
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PIECE_BYTES = 1024 * 1024
+_RTSP_PORTS = {"rtsp": 554, "rtsps": 322}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "zroact-stage2"}
 
@@ -129,9 +130,18 @@ def _check(url: URL, config: ServingConfig) -> None:
         raise SourceRefused(f"source: {url.scheme or 'a URL'} is not fetched, only http and https are")
     if url.user is not None or url.password is not None:
         raise SourceRefused("source: a URL with a user or a password is not fetched")
+    check_place(url, config)
+
+
+def check_place(url: URL, config: ServingConfig) -> None:
+    """See whether a URL's host and port are allowed, and its address where it is written out.
+
+    Raises:
+        SourceRefused: They are not.
+    """
     if not any(_permits(entry, url) for entry in config.allowed_hosts):
         raise SourceRefused(f"source: {_place(url)} is not one of the hosts in serving.allowed_hosts")
-    _check_literal(url.raw_host, private=config.downloads.private)
+    _check_literal(url.raw_host or "", private=config.downloads.private)
 
 
 def _place(url: URL) -> str:
@@ -142,7 +152,9 @@ def _permits(entry: str, url: URL) -> bool:
     """Whether an entry of `serving.allowed_hosts` covers a URL's host and port."""
     named = URL(f"//{entry.removeprefix('*.')}")
     host, wanted = (url.raw_host or "").rstrip("."), (named.raw_host or "").rstrip(".")
-    if not (url.is_default_port() if named.explicit_port is None else url.port == named.explicit_port):
+    usual = _RTSP_PORTS.get(url.scheme)
+    port = url.port or usual
+    if not (url.is_default_port() or port == usual if named.explicit_port is None else port == named.explicit_port):
         return False
     return host.endswith(f".{wanted}") if entry.startswith("*.") else host == wanted
 

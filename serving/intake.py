@@ -16,12 +16,14 @@ from starlette.concurrency import run_in_threadpool
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import BodyTooLarge, QueueFull, RequestError, StorageFull
+from pipeline_ver2.live_address import public_name
 from pipeline_ver2.trace_context import TRACEPARENT_HEADER, TraceContext
 from pipeline_ver2.wire import IDEMPOTENCY_HEADER
 from serving.downloads import downloaded, is_url
 from serving.durability import Queue
 from serving.job_metrics import JobMetrics
 from serving.jobs import DataDir, JobFile, JobFolder, JobOptions, JobRecord, new_job_id
+from serving.live_gate import LiveGate
 from serving.sources import allowed_path, check_video
 from serving.store import JobStore
 from serving.uploads import MEGABYTE, Upload, in_time, received, shown_name
@@ -34,7 +36,10 @@ _MAX_KEY_LENGTH = 200
 
 
 class SourceRequest(BaseModel):
-    """The JSON body of a job whose video is not sent: an absolute path under a media root, or an allowed host's URL."""
+    """The JSON body of a job whose video is not sent: an absolute path under a media root, or an allowed host's URL.
+
+    With `live` it is the URL of a live source: rtsp, rtsps, http or https, with user and password where it needs them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -98,6 +103,8 @@ class Intake:
         asked = asked.hashed(wanted.source, wanted.options)
         if (earlier := await asyncio.to_thread(self._earlier, asked)) is not None:
             return earlier
+        if wanted.options.live:
+            return await run_in_threadpool(self._enter_live, wanted, asked)
         if is_url(wanted.source):
             return await cancel_when_gone(request, self._from_url(wanted, asked))
         return await run_in_threadpool(self._enter_path, wanted, asked)
@@ -115,6 +122,11 @@ class Intake:
         check_video(path, wanted.source, self._config.serving.limits)
         return self._enter(path, shown_name(wanted.source), wanted.options, asked)
 
+    def _enter_live(self, wanted: SourceRequest, asked: _Asked) -> JobRecord:
+        LiveGate(self._config.serving).check(wanted.source)
+        name = public_name(wanted.source)
+        return self._enter(Path(name), name, wanted.options, asked, address=wanted.source)
+
     async def _enter_upload(self, upload: Upload, options: JobOptions, asked: _Asked) -> JobRecord:
         self._metrics.upload_bytes.inc(upload.size)
         if asked.request_hash is None:
@@ -129,12 +141,15 @@ class Intake:
         # Neither half-entered nor lost if the client goes now: a thread does it to the end.
         return await asyncio.shield(asyncio.to_thread(enter))
 
-    def _enter(self, video: Path, name: str, options: JobOptions, asked: _Asked) -> JobRecord:
+    def _enter(
+        self, video: Path, name: str, options: JobOptions, asked: _Asked, *, address: str | None = None
+    ) -> JobRecord:
         """Make the folder, then the row, then queue it: cut short, nothing runs without its files."""
         job_id = new_job_id()
         folder = self._data.folder(job_id)
         try:
-            self._fill(folder, video, JobFile(id=job_id, source=video, options=options, trace=asked.trace))
+            job = JobFile(id=job_id, source=video, options=options, trace=asked.trace, address=address)
+            self._fill(folder, video, job)
             record = self._store.insert(
                 job_id,
                 name,
@@ -158,7 +173,7 @@ class Intake:
             if video.parent == self._data.uploads:
                 video.rename(folder.upload)
                 job = job.model_copy(update={"source": Path(folder.upload.name)})
-            folder.job_file.write_text(job.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            job.write(folder.job_file)
         except OSError as error:
             raise StorageFull(f"the job's folder cannot be written: {error.strerror}") from error
 
@@ -201,9 +216,12 @@ async def _json_body(request: Request) -> bytes:
 
 def _options(text: bytes) -> JobOptions:
     try:
-        return JobOptions.model_validate_json(text or b"{}")
+        options = JobOptions.model_validate_json(text or b"{}")
     except ValidationError as error:
         raise RequestError(f"options: {_first_problem(error)}") from error
+    if options.live:
+        raise RequestError("options: live: is for a source named by its URL, not for a video that is sent")
+    return options
 
 
 def _first_problem(error: ValidationError) -> str:

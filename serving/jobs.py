@@ -9,15 +9,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline_ver2.config import Config
+from pipeline_ver2.config_live import Policy
 from pipeline_ver2.errors import FolderInUse, ResultsError
+from pipeline_ver2.live_address import LiveSource
+from pipeline_ver2.live_options import LiveOptions
 from pipeline_ver2.trace_context import TraceContext
 
 JobState = Literal["queued", "running", "succeeded", "partial", "failed", "cancelled"]
@@ -25,15 +28,30 @@ ENDED: frozenset[JobState] = frozenset({"succeeded", "partial", "failed", "cance
 
 _ID_BYTES = 8
 _REQUEST_S = 3600.0
+_LONGEST_S = 1e9
 
 
 class JobOptions(BaseModel):
-    """What a client may choose. `gate` stands over `pipeline.gate`; `annotate` asks for an annotated video."""
+    """What a client may choose. `gate` stands over `pipeline.gate`; `annotate` asks for an annotated video.
+
+    `live` follows a live source, of which there is no video. What it alone may have is as in `zroact run`: seconds from
+    a frame to its answer (0: any), what gives way if frames come too fast, seconds after which it ends.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gate: Literal["all", "detections"] | None = None
     annotate: bool = True
+    live: bool = False
+    deadline_s: Annotated[float, Field(ge=0, le=_LONGEST_S)] | None = None
+    policy: Policy | None = None
+    duration_s: Annotated[float, Field(ge=0.1, le=_LONGEST_S)] | None = None
+
+    @model_validator(mode="after")
+    def _must_be_live(self) -> JobOptions:
+        if not self.live and (self.deadline_s, self.policy, self.duration_s) != (None, None, None):
+            raise ValueError('deadline_s, policy and duration_s are for live sources, with "live": true')
+        return self
 
     def apply(self, config: Config) -> Config:
         """The configuration with these options."""
@@ -68,7 +86,11 @@ class JobRecord(BaseModel):
 
 
 class JobFile(BaseModel):
-    """The content of job.json: all that is needed to run a job in the folder the file lies in."""
+    """The content of job.json: all that is needed to run a job in the folder the file lies in.
+
+    Of a live source, `address` is its URL as it was sent, and `source` only what it is called; `until` is when it ends,
+    which is known once it has begun.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,6 +98,33 @@ class JobFile(BaseModel):
     source: Path
     options: JobOptions = JobOptions()
     trace: TraceContext | None = None
+    address: str | None = None
+    until: datetime | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return self.until is not None and datetime.now(UTC) >= self.until
+
+    def live(self, config: Config) -> LiveSource | None:
+        """The live source it follows, if it does."""
+        if self.address is None:
+            return None
+        chosen = self.options
+        options = LiveOptions(policy=chosen.policy, deadline_s=chosen.deadline_s, duration_s=chosen.duration_s)
+        live = options.source(self.address, config)
+        return live if live is None or self.until is None else replace(live, duration_s=None, until=self.until)
+
+    def write(self, file: Path) -> None:
+        """Write it so that a reader sees the old file or the new one; whose address may hold a password is private.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        draft = file.with_suffix(".part")
+        draft.touch(mode=0o666 if self.address is None else 0o600)
+        draft.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        draft.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> JobFile:

@@ -1,7 +1,7 @@
 """How far a job is: counted while it runs, kept in its folder, told to clients as server-sent events.
 
-Answers are followed in results.jsonl itself. The id of an event is the offset in that file behind its record, so a
-client that was cut off goes on where it was, even after the server has started again.
+Answers are followed in results.jsonl itself. The id of an event is the position behind its record there, so a client
+that was cut off goes on where it was, even after the server has started again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline_ver2.errors import ResultsError
 from pipeline_ver2.job import Silent
-from pipeline_ver2.results import JOURNAL_NAME, KeyframeRecord, SlotRecord, read_results
+from pipeline_ver2.results import KeyframeRecord, SlotRecord, read_results
 from serving.jobs import JobFolder, JobRecord
+from serving.tails import JournalTail
 
 POLL_S = 0.25
 KEEP_ALIVE_S = 15.0
-
-_PIECE_BYTES = 256 * 1024
 
 
 class Progress(BaseModel):
@@ -37,15 +36,24 @@ class Progress(BaseModel):
     slots: dict[str, int] = {}
 
 
-class ProgressCounter(Silent):
-    """An observer that counts, and writes the counts down when told to."""
+_NOTHING = Progress()
 
-    def __init__(self, file: Path) -> None:
+
+class ProgressCounter(Silent):
+    """An observer that counts, and writes the counts down when told to.
+
+    Args:
+        file: Where to.
+        before: What was counted already and is not seen again.
+    """
+
+    def __init__(self, file: Path, before: Progress = _NOTHING) -> None:
         self._file = file
+        self._before = before
         self._frames: tuple[int, int | None] = (0, None)
-        self._keyframes: Counter[str] = Counter()
-        self._slots: Counter[str] = Counter()
-        self._written = Progress()
+        self._keyframes = Counter(before.keyframes)
+        self._slots = Counter(before.slots)
+        self._written = before
 
     @property
     def frames(self) -> int:
@@ -67,9 +75,12 @@ class ProgressCounter(Silent):
         Raises:
             ResultsError: It cannot be written.
         """
-        frames, expected = self._frames
+        seen, expected = self._frames
         now = Progress(
-            frames=frames, frames_expected=expected, keyframes=dict(self._keyframes), slots=dict(self._slots)
+            frames=self._before.frames + seen,
+            frames_expected=None if expected is None else self._before.frames + expected,
+            keyframes=dict(self._keyframes),
+            slots=dict(self._slots),
         )
         if now == self._written:
             return
@@ -91,17 +102,23 @@ def read_progress(folder: JobFolder) -> Progress:
 
 
 async def follow(
-    folder: JobFolder, look: Callable[[], Awaitable[JobRecord | None]], after: int, stopping: asyncio.Event
+    folder: JobFolder,
+    look: Callable[[], Awaitable[JobRecord | None]],
+    after: int,
+    stopping: asyncio.Event,
+    *,
+    live: bool = False,
 ) -> AsyncIterator[bytes]:
     """A job's events until its end, or until the server stops, which a client takes as a cut and asks again.
 
     Args:
         folder: The job's folder.
         look: Reads the job; None if it is gone.
-        after: Offset in results.jsonl behind the last record that the client has.
+        after: Position behind the last record that the client has.
         stopping: Set when the server stops.
+        live: Whether it follows a live source: whoever has nothing yet gets the last records, not those of days.
     """
-    offset = await asyncio.to_thread(_checked_offset, folder.path / JOURNAL_NAME, after)
+    tail = await asyncio.to_thread(_tail, folder, after, live)
     shown: JobRecord | None = None
     counted, told_at = Progress(), time.monotonic()
     while (record := await look()) is not None and not stopping.is_set():
@@ -109,8 +126,8 @@ async def follow(
         if record != shown:
             events.append(_event("state", record.model_dump_json()))
         # In this order: of a job seen ended, every record is in the file by now.
-        lines, offset = await asyncio.to_thread(_lines_behind, folder.path / JOURNAL_NAME, offset)
-        events += [_event(kind, line, end) for kind, line, end in lines]
+        lines = await asyncio.to_thread(tail.lines)
+        events += [event for line, position in lines for event in _record_event(line, position)]
         progress = await asyncio.to_thread(read_progress, folder)
         if progress != counted:
             events.append(_event("progress", progress.model_dump_json()))
@@ -143,6 +160,25 @@ def _event(kind: str, data: str, offset: int | None = None) -> bytes:
     return f"{name}event: {kind}\ndata: {data}\n\n".encode()
 
 
+def _tail(folder: JobFolder, after: int, live: bool) -> JournalTail:  # noqa: FBT001 - for a thread
+    if live and after <= 0:
+        return JournalTail.of_last(folder.path)
+    return JournalTail(folder.path, after)
+
+
+def _record_event(line: bytes, position: int) -> list[bytes]:
+    """The event of a record. What is none ends the job when it is run, but not who follows it."""
+    text = line.decode("utf-8", errors="replace").rstrip("\n")
+    try:
+        record = json.loads(text)
+        kind = str(record["type"])
+    except (ValueError, TypeError, KeyError):
+        return []
+    if kind != "header":
+        return [_event(kind, text, position)]
+    return [_event("run", json.dumps({"run": record["run"]}), position)] if "run" in record else []
+
+
 def _closing_events(folder: JobFolder, record: JobRecord) -> list[bytes]:
     try:
         warnings = read_results(folder.path).warnings
@@ -150,43 +186,3 @@ def _closing_events(folder: JobFolder, record: JobRecord) -> list[bytes]:
         warnings = ()
     told = [_event("warning", json.dumps({"message": warning})) for warning in warnings]
     return [*told, _event("end", record.model_dump_json())]
-
-
-def _checked_offset(journal: Path, offset: int) -> int:
-    """The offset if a line ends there, else 0."""
-    if offset <= 0:
-        return 0
-    try:
-        with journal.open("rb") as file:
-            file.seek(offset - 1)
-            return offset if file.read(1) == b"\n" else 0
-    except OSError:
-        return 0
-
-
-def _lines_behind(journal: Path, offset: int) -> tuple[list[tuple[str, str, int]], int]:
-    """Whole records behind an offset, a bounded number, each with its type and the offset behind it; the new offset."""
-    try:
-        with journal.open("rb") as file:
-            file.seek(offset)
-            piece = file.read(_PIECE_BYTES)
-            if piece and b"\n" not in piece:
-                piece += file.readline()
-    except OSError:
-        return [], offset
-    lines: list[tuple[str, str, int]] = []
-    for line in piece[: piece.rfind(b"\n") + 1].splitlines(keepends=True):
-        offset += len(line)
-        text = line.decode("utf-8", errors="replace").rstrip("\n")
-        kind = _kind(text)
-        if kind is not None and kind != "header":
-            lines.append((kind, text, offset))
-    return lines, offset
-
-
-def _kind(line: str) -> str | None:
-    """The type of a record; None for what is no record, which ends the job when it is run, but not who follows it."""
-    try:
-        return str(json.loads(line)["type"])
-    except (ValueError, TypeError, KeyError):
-        return None

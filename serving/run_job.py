@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import signal
 import sys
 import threading
@@ -17,7 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pipeline_ver2.command import EXIT_FATAL, EXIT_INTERRUPTED, EXIT_PARTIAL, EXIT_USAGE, LOG_FORMAT, draw
+from pipeline_ver2.command import (
+    EXIT_FATAL,
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    EXIT_USAGE,
+    LIVE_SPANS,
+    LOG_FORMAT,
+    draw,
+)
 from pipeline_ver2.config import Config, load_config
 from pipeline_ver2.errors import ConfigError, FolderInUse, ResultsError, VideoError, VideoOverLimits, ZroactError
 from pipeline_ver2.job import Job
@@ -27,7 +36,8 @@ from pipeline_ver2.results import RunState
 from pipeline_ver2.telemetry import export_trace
 from pipeline_ver2.trace_context import TraceContext
 from serving.jobs import JobFile, JobFolder
-from serving.progress import ProgressCounter
+from serving.live_job import follow_source
+from serving.progress import Progress, ProgressCounter, read_progress
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +69,8 @@ async def run_job(
     Raises:
         FolderInUse: Another process runs it.
     """
-    recorder, trace = TimingRecorder(), job.trace or TraceContext.new()
+    recorder = TimingRecorder() if job.address is None else TimingRecorder(LIVE_SPANS, keep_last=True)
+    trace = job.trace or TraceContext.new()
     with folder.held():
         log.info("job %s runs, trace %s", job.id, trace.trace_id)
         outcome = await _outcome(job, folder, config, recorder, trace, why_stop)
@@ -77,11 +88,14 @@ async def _outcome(
     trace: TraceContext,
     why_stop: Callable[[], StopReason | None],
 ) -> Outcome:
-    counter = ProgressCounter(folder.progress)
+    # A file is seen from its beginning when its job goes on, a live source is not.
+    before = Progress() if job.address is None else await asyncio.to_thread(read_progress, folder)
+    counter = ProgressCounter(folder.progress, before)
     settings = job.options.apply(config)
     work = asyncio.create_task(_work(job, folder, settings, counter, recorder, trace))
     try:
-        reason = await _look_after(work, counter, settings, why_stop)
+        longest_s = config.serving.limits.seconds if job.address is None else math.inf
+        reason = await _look_after(work, counter, settings, longest_s, why_stop)
         return work.result() if reason is None else Outcome(reason)
     except FolderInUse:
         raise
@@ -101,12 +115,17 @@ async def _work(
     recorder: TimingRecorder,
     trace: TraceContext,
 ) -> Outcome:
+    if job.is_late:
+        return Outcome("partial", "its time was over while it did not run")
     # A slot that failed has failed: a job is not a second try, but the rest of the first.
     run = Job(job.source, folder.path, resume=True, keep_failed=True, stream=job.id, job_id=job.id, trace=trace)
-    results = await run_pipeline(run, config, counter, recorder=recorder)
+    if job.address is None:
+        results = await run_pipeline(run, config, counter, recorder=recorder)
+    else:
+        results = await follow_source(job, folder, run, config, counter, recorder)
     stop = threading.Event()
     try:
-        between = config.pipeline.overlay if job.options.annotate else None
+        between = config.pipeline.overlay if job.options.annotate and job.address is None else None
         await asyncio.to_thread(draw, run, results, recorder, between=between, stop=stop)
     except (ResultsError, VideoError) as error:  # there are results all the same
         log.warning("job %s: no pictures: %s", job.id, error)
@@ -117,22 +136,25 @@ async def _work(
 
 
 async def _look_after(
-    work: asyncio.Task[Outcome], counter: ProgressCounter, config: Config, why_stop: Callable[[], StopReason | None]
+    work: asyncio.Task[Outcome],
+    counter: ProgressCounter,
+    config: Config,
+    longest_s: float,
+    why_stop: Callable[[], StopReason | None],
 ) -> StopReason | None:
     """Write progress down and look whether to stop, until the work is done or has been stopped; the reason if it was.
 
     Raises:
         VideoOverLimits: The video goes on for longer than it may.
     """
-    longest = config.serving.limits.seconds
-    most_frames = longest * (config.pipeline.grid_fps or config.serving.limits.fps)
+    most_frames = longest_s * (config.pipeline.grid_fps or config.serving.limits.fps)
     while True:
         done, _ = await asyncio.wait([work], timeout=LOOK_S)
         await asyncio.to_thread(counter.write)
         if done:
             return None
         if counter.frames > most_frames:
-            raise VideoOverLimits(f"the video is longer than {longest:g} s (serving.limits.seconds)")
+            raise VideoOverLimits(f"the video is longer than {longest_s:g} s (serving.limits.seconds)")
         reason = await asyncio.to_thread(why_stop)
         if reason is not None:
             work.cancel()

@@ -20,9 +20,10 @@ from serving.store import JobStore
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""A job whose process has ended that often without a word is not tried again."""
+"""A job whose process has ended that often without a word is not tried again; that of a live source, after a while."""
 
 _PAUSE_S = 1.0
+_LIVE_PAUSE_S = 10.0
 
 T = TypeVar("T")
 
@@ -87,8 +88,10 @@ class Worker:
                 self._end(job_id, "cancelled")  # if it has ended in another way, that stays
                 return True
             if record.attempts > MAX_ATTEMPTS:
-                self._end(job_id, "failed", f"given up: the process that ran it ended {MAX_ATTEMPTS} times")
-                return True
+                if not record.options.live:
+                    self._end(job_id, "failed", f"given up: the process that ran it ended {MAX_ATTEMPTS} times")
+                    return True
+                self._pause(_LIVE_PAUSE_S)  # it may have run for months between them
             self._metrics.started(record)
             log.info("job %s starts, attempt %d", job_id, record.attempts)
             outcome = self._run(job_id)
@@ -136,8 +139,8 @@ class Worker:
                 log.warning("%s; asking again in %g s", error, _PAUSE_S)
                 self._pause()
 
-    def _pause(self) -> None:
-        if self._stopping.wait(_PAUSE_S):
+    def _pause(self, wait_s: float = _PAUSE_S) -> None:
+        if self._stopping.wait(wait_s):
             raise Interrupted
 
     def _release(self, job_id: str) -> None:
