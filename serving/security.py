@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -67,9 +67,9 @@ class Guard:
         if self._sessions is not None:
             return _refusal_by_token(request, self._sessions)
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not is_loopback(_split(f"//{host}").hostname or ""):
             return ForeignOrigin(f"Host: {host[:80]!r} is not a name of this machine's loopback")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _split(origin).netloc != host:
             return ForeignOrigin(f"Origin: {origin[:80]!r} is another site")
         return None
 
@@ -92,5 +92,13 @@ def _is_our_page(request: Request, *, reads: bool) -> bool:
     if site not in {None, "same-origin", "none"}:
         return False
     if origin is not None:
-        return urlsplit(origin).netloc == request.headers.get("host", "")
+        return _split(origin).netloc == request.headers.get("host", "")
     return reads or site == "same-origin"
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; all empty where it is none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")

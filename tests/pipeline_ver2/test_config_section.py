@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
@@ -12,6 +14,7 @@ class Kitchen(Section):
     """A section."""
 
     model_path: str = "here"
+    size: float = 1
 
 
 def test_a_section_knows_its_keys_and_stays_as_it_is() -> None:
@@ -20,3 +23,10 @@ def test_a_section_knows_its_keys_and_stays_as_it_is() -> None:
         Kitchen.model_validate({"path": "there"})
     with pytest.raises(ValidationError, match="frozen"):
         Kitchen().model_path = "there"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", ["NaN", "Infinity", "1e999"])
+def test_numbers_are_finite(size: str) -> None:
+    """Python reads JSON that has others, and no comparison finds those."""
+    with pytest.raises(ValidationError, match="size"):
+        Kitchen.model_validate(json.loads(f'{{"size": {size}}}'))

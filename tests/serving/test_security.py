@@ -83,6 +83,8 @@ async def test_browsers_that_act_for_others() -> None:
         assert await status(url, Origin="https://evil.example") == 403
         assert await status(url, Origin="null") == 403
         assert await status(url, Host="evil.example") == 403
+        assert await status(url, Host="[::1") == 403
+        assert await status(url, Origin="http://[x") == 403
         assert await status(url, Host=f"evil.example:{host.rpartition(':')[2]}") == 403
 
 
@@ -113,7 +115,7 @@ async def test_a_cookie_serves_no_foreign_page() -> None:
     with guarded("secret") as url:
         assert await asked(url) == 403
         assert await asked(url, Sec_Fetch_Site="none") == 403
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:9"):
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:9", "http://[x"):
             assert await asked(url, Origin=origin) == 403
             assert await asked(url, "GET", Origin=origin) == 403
         for site in ("same-site", "cross-site"):
