@@ -139,8 +139,8 @@ class Worker:
                 log.warning("%s; asking again in %g s", error, _PAUSE_S)
                 self._pause()
 
-    def _pause(self, wait_s: float = _PAUSE_S) -> None:
-        if self._stopping.wait(wait_s):
+    def _pause(self, wait_s: float | None = None) -> None:
+        if self._stopping.wait(_PAUSE_S if wait_s is None else wait_s):
             raise Interrupted
 
     def _release(self, job_id: str) -> None:

@@ -23,7 +23,8 @@ async def call(api: Api, path: str, method: str = "GET", **headers: str) -> tupl
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     async with aiohttp.ClientSession() as session, session.request(method, api.url + path, headers=named) as reply:
         content = await reply.read()
-        return reply.status, json.loads(content) if "json" in reply.content_type else content, reply
+        is_json = reply.content_type.endswith(("/json", "+json"))
+        return reply.status, json.loads(content) if is_json else content, reply
 
 
 def add(api: Api, job_id: str, state: JobState | None = None) -> None:
@@ -141,6 +142,24 @@ async def test_files_of_a_job(api: Api, path: str, name: str, kind: str) -> None
     assert (await call(api, "/jobs/a"))[1]["available"] == [path]
     add(api, "b", "failed")
     assert (await call(api, f"/jobs/b/{path}"))[0] == 404
+
+
+async def test_files_of_a_live_job(api: Api) -> None:
+    """All its records so far, over all files, also while it runs; pictures never, whatever became of it."""
+    enter(api.data, api.store, "a", Path("camera"), live=True)
+    folder = api.data.folder("a").path
+    assert (await call(api, "/jobs/a/results.jsonl"))[0] == 409
+    (folder / "results-000002.jsonl").write_text("2\n")
+    (folder / "results-000010.jsonl").write_text("10\nto")
+    (folder / JOURNAL_NAME).write_text("11\n")
+    for _ in range(2):
+        status, content, reply = await call(api, "/jobs/a/results.jsonl")
+        assert (status, content, reply.content_type) == (200, b"2\n10\n11\n", "application/x-ndjson")
+        assert (await call(api, "/jobs/a"))[1]["available"] == ["results.jsonl"]
+        for path in ("video", "frame?time_s=0"):
+            status, problem, _ = await call(api, f"/jobs/a/{path}")
+            assert (status, "live source" in problem["detail"]) == (404, True)
+        api.store.end("a", "cancelled")
 
 
 async def test_ranges_of_the_video(api: Api) -> None:

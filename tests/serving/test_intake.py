@@ -89,6 +89,11 @@ async def test_a_video_on_the_server(serve_api: ServeApi, film: bytes, tmp_path:
         ({"film": "a"}, 422),
         ({"source": "a", "options": {"gate": "some"}}, 422),
         ({"source": "x" * 70_000}, 413),
+        ({"source": "a", "options": {"policy": "WAIT"}}, 422),
+        ({"source": "rtsp://127.0.0.1/stream"}, 403),
+        ({"source": "rtsp://127.0.0.1/stream", "options": {"live": True}}, 403),
+        ({"source": "rtsp://[secret", "options": {"live": True}}, 422),
+        ({"source": "/dev/video0", "options": {"live": True}}, 403),
     ],
 )
 async def test_sources_that_are_refused(serve_api: ServeApi, body: dict[str, Any], status: int) -> None:
@@ -108,6 +113,7 @@ async def test_sources_that_are_refused(serve_api: ServeApi, body: dict[str, Any
         (bytes(300_000), {}, 413, "body_too_large"),
         (b"text", {"gate": "some"}, 422, "bad_request"),
         (b"text", {"speed": 2}, 422, "bad_request"),
+        (b"text", {"live": True}, 422, "bad_request"),
     ],
 )
 async def test_uploads_that_are_refused(
@@ -212,6 +218,22 @@ async def test_urls_that_give_no_video(serve_api: ServeApi, path: str, status: i
 
 
 @pytest.mark.fault("O7")
+async def test_a_live_source(serve_api: ServeApi) -> None:
+    """Nothing is connected to yet; its password is in the job's own file and nowhere else."""
+    api = serve_api(allowed_hosts=["127.0.0.1:9"], downloads__private=True)
+    source = "rtsp://user:secret@127.0.0.1:9//stream?token=secret"
+    body = {"source": source, "options": {"live": True, "deadline_s": 3}}
+    status, job = await post(api, body, Idempotency_Key="a")
+    assert status == 202
+    assert (job["name"], job["options"]["deadline_s"]) == ("rtsp://127.0.0.1:9//stream", 3)
+    assert "secret" not in json.dumps(job)
+    assert api.queue.ids == [job["id"]]
+    assert JobFile.read(api.data.folder(job["id"]).job_file).address == source
+    assert (await post(api, body, Idempotency_Key="a"))[1]["id"] == job["id"]
+    database = b"".join(file.read_bytes() for file in api.data.path.glob("jobs.sqlite*"))
+    assert b"secret" not in database
+
+
 async def test_a_client_that_does_not_wait_for_a_download(serve_api: ServeApi) -> None:
     """The download ends with its client."""
     async with film_site() as site, asyncio.timeout(30):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.errors import FolderInUse, ResultsError
+from pipeline_ver2.live_address import LiveSource
 from serving.jobs import DataDir, JobFile, JobFolder, JobOptions, locked, new_job_id
 
 
@@ -18,6 +22,40 @@ def test_options_stand_over_the_configuration(gate: str | None, expected: str) -
     applied = JobOptions.model_validate({"gate": gate}).apply(config)
     assert applied.pipeline.gate == expected
     assert applied.stage1 == config.stage1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"policy": "WAIT"}, "live sources"),
+        ({"live": False, "deadline_s": 0}, "live sources"),
+        ({"duration_s": 5}, "live sources"),
+        ({"live": True, "duration_s": 0}, "duration_s"),
+        ({"live": True, "duration_s": float("inf")}, "duration_s"),
+        ({"live": True, "deadline_s": -1}, "deadline_s"),
+        ({"live": True, "policy": "drop"}, "policy"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    """What is for live sources alone, and values that are out of range."""
+    with pytest.raises(ValidationError, match=said):
+        JobOptions.model_validate(options)
+
+
+def test_a_live_source_as_its_job_wants_it(tmp_path: Path) -> None:
+    """Options stand over the configuration; one that goes on ends when it was to; a file with a password is private."""
+    config, options = Config(), JobOptions(live=True, policy="WAIT", deadline_s=0, duration_s=60)
+    job = JobFile(id="a", source=Path("b"), address="rtsp://u:p@host//stream?a=b", options=options)
+    assert job.live(config) == LiveSource("rtsp://u:p@host//stream?a=b", "WAIT", None, 60)
+    until = datetime.now(UTC) + timedelta(seconds=9)
+    job.model_copy(update={"until": until}).write(tmp_path / "job.json")
+    read = JobFile.read(tmp_path / "job.json")
+    assert read.live(config) == LiveSource("rtsp://u:p@host//stream?a=b", "WAIT", None, None, until)
+    assert not read.is_late
+    assert (tmp_path / "job.json").stat().st_mode & 0o777 == 0o600
+    plain = JobFile(id="a", source=Path("b"), address="rtsp://host", options=JobOptions(live=True)).live(config)
+    assert plain == LiveSource("rtsp://host", config.live.policy, config.live.deadline_s)
+    assert JobFile(id="a", source=Path("b")).live(config) is None
 
 
 def test_a_job_file_names_its_source_from_where_it_lies(tmp_path: Path) -> None:

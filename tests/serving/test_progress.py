@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,35 @@ async def test_an_id_that_is_none_of_ours(followed: Followed, after: int) -> Non
     assert [kind for kind, _, _ in await followed.events(after)] == ["state", "slot", "end"]
 
 
+async def test_a_live_source_begins_anew(followed: Followed) -> None:
+    """Each run is told, since its numbers are its own; whoever comes first gets the last file alone."""
+    old = followed.folder.path / "results-000001.jsonl"
+    old.write_text("".join(f"{line}\n" for line in (live_header("first"), slot(0).model_dump_json())))
+    followed.write(live_header("second"), slot(0).model_dump_json())
+    followed.store.end("a", "cancelled")
+    events = follow(followed.folder, followed.look, 0, followed.stopping, live=True)
+    told = [(kind, data.get("run"), number) async for kind, data, number in _parsed(events)]
+    assert [(kind, run) for kind, run, _ in told] == [
+        ("state", None),
+        ("run", "second"),
+        ("slot", None),
+        ("end", None),
+    ]
+    first_slot = old.stat().st_size
+    events = follow(followed.folder, followed.look, first_slot, followed.stopping, live=True)
+    assert [event async for event in _parsed(events)][1][1:] == ({"run": "second"}, told[1][2])
+
+
+async def _parsed(events: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, Any, int | None]]:
+    async for event in events:
+        yield parsed(event)
+
+
+def live_header(run: str) -> str:
+    """The header of a live run's journal."""
+    return HEADER.replace("}", f',"run":"{run}"}}')
+
+
 async def test_half_a_line_waits(followed: Followed) -> None:
     """What a kill left is no record; the record that replaces it is told."""
     followed.write(HEADER)
@@ -144,6 +174,17 @@ def test_counts_are_written_and_read(tmp_path: Path) -> None:
     counter.write()
     expected = Progress(frames=40, frames_expected=419, keyframes={"ok": 1}, slots={"ok": 2})
     assert read_progress(folder) == expected
+
+
+def test_counts_go_on(tmp_path: Path) -> None:
+    """What was counted before is counted still."""
+    before = Progress(frames=5, keyframes={"ok": 2})
+    counter = ProgressCounter(tmp_path / "progress.json", before)
+    counter.settled(KEYFRAME)
+    counter.decoded(3, 4)
+    counter.write()
+    expected = Progress(frames=8, frames_expected=9, keyframes={"ok": 3})
+    assert read_progress(JobFolder(tmp_path)) == expected
 
 
 def test_counts_that_cannot_be_written(tmp_path: Path) -> None:

@@ -63,6 +63,20 @@ def test_a_job_that_ends_its_process_is_given_up(worker: Worker, store: JobStore
     assert "given up" in (store.get("a").error or "")
 
 
+def test_a_live_job_is_not_given_up(
+    store: JobStore, data: DataDir, metrics: JobMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may have been killed so often in a year: it is run, which ends it here for want of a stage."""
+    monkeypatch.setattr("serving.worker._LIVE_PAUSE_S", 0)
+    job = enter(data, store, "a", Path("camera"), live=True)
+    job.model_copy(update={"address": "rtsp://127.0.0.1/"}).write(data.folder("a").job_file)
+    for _ in range(MAX_ATTEMPTS):
+        store.start("a")
+    Worker(load_config(None, {**AWAY, "pipeline.retry_for_s": 0.0}, environ={}), store, data, metrics).work("a")
+    assert store.get("a").state == "failed"
+    assert (store.get("a").error or "").startswith("stage_unreachable")
+
+
 @pytest.mark.fault("O9")
 def test_a_cancelled_job_is_not_begun(worker: Worker, store: JobStore, data: DataDir, clip: Path) -> None:
     """Cancelled while it waited, or while the process that ran it was dead; its upload goes, the rest is kept."""
