@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,27 @@ def config() -> Config:
 
 
 @pytest.fixture
-def worker(config: Config, store: JobStore, data: DataDir, metrics: JobMetrics) -> Worker:
-    """A worker."""
-    return Worker(config, store, data, metrics)
+def worker(config: Config, store: JobStore, data: DataDir, metrics: JobMetrics) -> Iterator[Worker]:
+    """A worker, whose processes end with the test."""
+    working = Worker(config, store, data, metrics)
+    yield working
+    working.stop(PATIENCE_S)
 
 
-def test_a_stage_that_stays_away_ends_the_job(store: JobStore, data: DataDir, metrics: JobMetrics, clip: Path) -> None:
+@pytest.fixture
+def impatient_worker(store: JobStore, data: DataDir, metrics: JobMetrics) -> Iterator[Worker]:
+    """A worker that waits for no stage."""
+    working = Worker(load_config(None, {**AWAY, "pipeline.retry_for_s": 0.0}, environ={}), store, data, metrics)
+    yield working
+    working.stop(PATIENCE_S)
+
+
+def test_a_stage_that_stays_away_ends_the_job(
+    impatient_worker: Worker, store: JobStore, data: DataDir, metrics: JobMetrics, clip: Path
+) -> None:
     """As failed, with the reason, after the time it is waited for."""
     enter(data, store, "a", clip)
-    worker = Worker(load_config(None, {**AWAY, "pipeline.retry_for_s": 0.0}, environ={}), store, data, metrics)
-    worker.work("a")
+    impatient_worker.work("a")
     record = store.get("a")
     assert (record.state, record.attempts) == ("failed", 1)
     assert "stage_unreachable" in (record.error or "")
@@ -64,7 +76,7 @@ def test_a_job_that_ends_its_process_is_given_up(worker: Worker, store: JobStore
 
 
 def test_a_live_job_is_not_given_up(
-    store: JobStore, data: DataDir, metrics: JobMetrics, monkeypatch: pytest.MonkeyPatch
+    impatient_worker: Worker, store: JobStore, data: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process may have been killed so often in a year: it is run, which ends it here for want of a stage."""
     monkeypatch.setattr("serving.worker._LIVE_PAUSE_S", 0)
@@ -72,7 +84,7 @@ def test_a_live_job_is_not_given_up(
     job.model_copy(update={"address": "rtsp://127.0.0.1/"}).write(data.folder("a").job_file)
     for _ in range(MAX_ATTEMPTS):
         store.start("a")
-    Worker(load_config(None, {**AWAY, "pipeline.retry_for_s": 0.0}, environ={}), store, data, metrics).work("a")
+    impatient_worker.work("a")
     assert store.get("a").state == "failed"
     assert (store.get("a").error or "").startswith("stage_unreachable")
 
