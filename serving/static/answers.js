@@ -29,6 +29,12 @@ export class Answers {
     this.none.textContent = open ? "Answers appear here as they come." : "There are no answers.";
   }
 
+  clear() {
+    for (const each of [this.slots, this.keyframes, this.cards]) each.clear();
+    this.sorted = null;
+    this.page = 0;
+  }
+
   keyframe(record) {
     this.keyframes.set(record.key_index, record);
   }

@@ -102,7 +102,7 @@ export function newKey() {
 /** Follow a job until its end. `on` has a function for each kind of event, and `cut` for a broken connection. */
 export function follow(id, on) {
   const source = new EventSource(`/jobs/${id}/events`);
-  for (const kind of ["state", "progress", "keyframe", "slot", "warning", "end"]) {
+  for (const kind of ["state", "progress", "run", "keyframe", "slot", "warning", "end"]) {
     source.addEventListener(kind, (event) => {
       if (kind === "end") source.close();
       on[kind]?.(JSON.parse(event.data));

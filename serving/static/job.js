@@ -102,6 +102,7 @@ class JobView {
       open: () => this.trouble.replaceChildren(),
       state: (job) => this.update(job),
       progress: (progress) => this.count(progress),
+      run: ({ run }) => this.begin(run),
       keyframe: (keyframe) => this.draw(() => this.answers.keyframe(keyframe)),
       slot: (slot) => this.draw(() => this.take(slot)),
       warning: ({ message }) => this.warn(message),
@@ -126,7 +127,7 @@ class JobView {
     if (this.job && this.job.state !== job.state) say(`${job.name}: ${STATES[job.state]}`);
     this.job = job;
     this.named(job.name);
-    this.title.textContent = job.name;
+    this.title.textContent = job.options.live ? `${job.name} (live)` : job.name;
     this.state.textContent = STATES[job.state];
     this.state.dataset.state = job.state;
     this.meta.textContent = times(job);
@@ -154,6 +155,15 @@ class JobView {
     this.warned.add(message);
     this.warnings.hidden = false;
     this.warnings.append(h("li", {}, message));
+  }
+
+  /** A live source's numbers and times begin anew with another run. */
+  begin(run) {
+    if (this.run && this.run !== run) {
+      this.slots.clear();
+      this.answers.clear();
+    }
+    this.run = run;
   }
 
   take(slot) {
@@ -205,7 +215,7 @@ class JobView {
 
   showVideo(has) {
     const there = has("video");
-    const wanted = this.job.options.annotate && ["succeeded", "partial"].includes(this.job.state);
+    const wanted = this.job.options.annotate && !this.job.options.live && ["succeeded", "partial"].includes(this.job.state);
     this.video.hidden = !there && !wanted;
     this.columns.classList.toggle("two", !this.video.hidden || has("timeline"));
     if (!there) {
