@@ -47,6 +47,7 @@ class HttpBody:
         open_timeout_s: For connecting and the head of the reply.
         read_timeout_s: For the next bytes of the body.
         allow: Says where we may go.
+        part: The bytes that are wanted, as the header `Range` has them; None: all.
 
     Raises:
         SourceLost: The reply is no success, or the redirects do not end.
@@ -60,13 +61,15 @@ class HttpBody:
         open_timeout_s: float,
         read_timeout_s: float,
         allow: Allow | None = None,
+        part: str | None = None,
     ) -> None:
+        self._expected = 200 if part is None else 206
         for _ in range(_MOST_REDIRECTS + 1):
             addresses = None if allow is None else allow(url)
             self._connection = _connect(urlsplit(url), open_timeout_s, addresses)
             self._socket: socket.socket = self._connection.sock
             try:
-                self._response = _ask(self._connection, urlsplit(url))
+                self._response = _ask(self._connection, urlsplit(url), part)
                 where = self._response.headers.get("Location")
                 if self._response.status not in _REDIRECTS or where is None:
                     self._check(url)
@@ -85,7 +88,7 @@ class HttpBody:
         self._aborted = False
 
     def _check(self, url: str) -> None:
-        if self._response.status != 200:
+        if self._response.status != self._expected:
             raise SourceLost(f"{public_name(url)}: HTTP {self._response.status} {self._response.reason}")
 
     def is_playlist(self) -> bool:
@@ -182,8 +185,10 @@ def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
         raise
 
 
-def _ask(connection: http.client.HTTPConnection, url: SplitResult) -> http.client.HTTPResponse:
+def _ask(connection: http.client.HTTPConnection, url: SplitResult, part: str | None) -> http.client.HTTPResponse:
     headers = {"Accept": "*/*", "User-Agent": "zroact"}
+    if part is not None:
+        headers["Range"] = part
     if url.username is not None:
         said = f"{unquote(url.username)}:{unquote(url.password or '')}"
         headers["Authorization"] = f"Basic {base64.b64encode(said.encode()).decode()}"

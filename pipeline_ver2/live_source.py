@@ -147,13 +147,17 @@ class Connection:
             return self._av_open(body.url, _ONE_BY_ONE, format="hls", fetch=self._fetch)
         return self._av_open(body)
 
-    def _fetch(self, url: str, _flags: int = 0, _options: Mapping[str, str] | None = None) -> HttpBody:
+    def _fetch(self, url: str, _flags: int = 0, options: Mapping[str, str] | None = None) -> HttpBody:
         """The body of a URL, which from now on is what a read waits for."""
         if self._stop.is_set():
             raise SourceLost("it is to stop")
         limits = self._settings
         body = HttpBody(
-            url, open_timeout_s=limits.open_timeout_s, read_timeout_s=limits.read_timeout_s, allow=self._allow
+            url,
+            open_timeout_s=limits.open_timeout_s,
+            read_timeout_s=limits.read_timeout_s,
+            allow=self._allow,
+            part=_range_of(options or {}),
         )
         self._body = body
         self._bodies = [*(each for each in self._bodies if not each.is_closed), body]
@@ -206,6 +210,13 @@ class Connection:
         if not self._timed or picture.pts is None:
             return None
         return picture.pts * (picture.time_base or self.header.time_base)
+
+
+def _range_of(options: Mapping[str, str]) -> str | None:
+    """The header `Range` for FFmpeg's options of HTTP; a segment of a playlist may be a part of a file."""
+    if "end_offset" not in options:
+        return None
+    return f"bytes={int(options.get('offset', 0))}-{int(options['end_offset']) - 1}"
 
 
 def _demux(container: InputContainer) -> Generator[Packet[Any], None, None]:

@@ -80,6 +80,12 @@ async def test_a_playlist_whose_parts_are_asked_for(hls: str) -> None:
     assert [url.rpartition("/")[2] for url in asked] == ["live", "live", "0.ts", "1.ts"]
 
 
+async def test_parts_of_one_file(hls: str) -> None:
+    """A playlist may name the same file again and again, each time other bytes of it."""
+    _, seen = await asyncio.to_thread(follow, hls.replace("live", "ranges"), allow=lambda _url: None)
+    assert len(seen) == 40
+
+
 async def test_a_part_that_is_refused(hls: str) -> None:
     """A playlist leads nowhere that its URL may not lead."""
     asked: list[str] = []
@@ -95,14 +101,23 @@ async def test_a_part_that_is_refused(hls: str) -> None:
 
 
 @pytest.fixture
-async def hls() -> AsyncIterator[str]:
-    """The URL of a playlist of two segments."""
+async def hls(tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of a playlist of two segments; `ranges` beside it has them in one file."""
     segments = [b"".join(transport_stream(20)), b"".join(transport_stream(20, start_s=20 / 30))]
     entries = "".join(f"#EXTINF:0.667,\n{number}.ts\n" for number in range(2))
     playlist = f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:1\n{entries}#EXT-X-ENDLIST\n"
 
-    async def answer(request: web.Request) -> web.Response:
+    (tmp_path / "both.ts").write_bytes(b"".join(segments))
+    starts = [0, len(segments[0])]
+    parts = [f"#EXT-X-BYTERANGE:{len(segment)}@{start}" for segment, start in zip(segments, starts, strict=True)]
+    ranges = playlist.replace("0.ts", f"{parts[0]}\nboth.ts").replace("1.ts", f"{parts[1]}\nboth.ts")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
+        if name == "both.ts":
+            return web.FileResponse(tmp_path / name)
+        if name == "ranges":
+            return web.Response(text=ranges, content_type="application/vnd.apple.mpegurl")
         if name == "live":
             return web.Response(text=playlist, content_type="application/vnd.apple.mpegurl")
         return web.Response(body=segments[int(name.removesuffix(".ts"))], content_type="video/mp2t")
