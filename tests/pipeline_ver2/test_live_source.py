@@ -83,7 +83,7 @@ async def test_a_playlist_whose_parts_are_asked_for(hls: str) -> None:
 async def test_parts_of_one_file(hls: str) -> None:
     """A playlist may name the same file again and again, each time other bytes of it."""
     _, seen = await asyncio.to_thread(follow, hls.replace("live", "ranges"), allow=lambda _url: None)
-    assert len(seen) == 40
+    assert len({stamp for stamp, _ in seen}) == 40
 
 
 async def test_a_part_that_is_refused(hls: str) -> None:
