@@ -148,7 +148,10 @@ async def _receive(request: Request, file: PartFile, max_bytes: int) -> Upload:
 def _expected(request: Request, folder: Path, max_bytes: int) -> _Form:
     """An empty form, if the head of the request tells of one that can be taken."""
     _check_announced(request, folder, max_bytes)
-    return _Form(request, max_bytes)
+    try:
+        return _Form(request, max_bytes)
+    except FormParserError as error:
+        raise RequestError(f"the body is no multipart form: {error}") from error
 
 
 def _check_announced(request: Request, folder: Path, max_bytes: int) -> None:

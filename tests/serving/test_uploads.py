@@ -48,8 +48,9 @@ def request_of(body: bytes | Sequence[Message], *, piece: int = 1000, **headers:
         raise AssertionError
 
     given = {"content-type": "multipart/form-data; boundary=edge", **headers}
-    raw = [(key.replace("_", "-").encode(), value.encode()) for key, value in given.items()]
-    return Request({"type": "http", "method": "POST", "path": "/jobs", "headers": raw}, receive)
+    raw = {key.replace("_", "-"): value for key, value in given.items()}
+    head = [(key.encode(), value.encode()) for key, value in raw.items()]
+    return Request({"type": "http", "method": "POST", "path": "/jobs", "headers": head}, receive)
 
 
 async def take(request: Request, folder: Path) -> tuple[Upload, bytes]:
@@ -122,6 +123,7 @@ async def test_other_kinds_of_body(tmp_path: Path, kind: str) -> None:
     """Only forms with an edge."""
     with pytest.raises(RequestError):
         await take(request_of(b"{}", content_type=kind), tmp_path)
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.fault("O7")
