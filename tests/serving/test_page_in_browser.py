@@ -345,6 +345,29 @@ def test_a_connection_that_breaks(browser: Browser, serve_api: ServeApi, clip: P
         shown.wrong[:] = [text for text in shown.wrong if "ERR_FAILED" not in text]
 
 
+def test_a_live_source_that_begins_anew(browser: Browser, serve_api: ServeApi) -> None:
+    """Answers of another run, whose numbers are the same again, take the place of those before."""
+    api = serve_api()
+    enter(api.data, api.store, "live", Path("camera"), live=True)
+    api.store.start("live")
+    journal = api.data.folder("live").path / JOURNAL_NAME
+    journal.write_text("".join(run_of("first", 2)))
+    with view(browser, api.url) as shown:
+        shown.page.goto(f"{api.url}/#/jobs/live")
+        expect(shown.page.locator("h1")).to_have_text("camera (live)")
+        expect(shown.page.locator(".answer")).to_have_count(2)
+        journal.rename(journal.with_name("results-000001.jsonl"))
+        journal.write_text("".join(run_of("second", 1)))
+        expect(shown.page.locator(".answer")).to_have_count(1)
+
+
+def run_of(name: str, slots: int) -> Iterator[str]:
+    """The journal of a run, line by line."""
+    yield f'{{"type":"header","run":"{name}"}}\n'
+    for n in range(slots):
+        yield f"{SlotRecord(index=n, key_indices=(1,), start_s=n, end_s=n, state='ok').model_dump_json()}\n"
+
+
 def test_hours_of_slots(browser: Browser, serve_api: ServeApi, clip: Path) -> None:
     """Thousands of slots are drawn as few shapes, and shown a page at a time; close up each can be chosen."""
     api = serve_api()
