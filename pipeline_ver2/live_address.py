@@ -52,6 +52,17 @@ def is_live(address: str) -> bool:
     return address == STANDARD_INPUT or scheme_of(address) in NETWORK_SCHEMES or device_of(address) is not None
 
 
+def has_host(address: str) -> bool:
+    """Whether an address names a host, or is none that would."""
+    if scheme_of(address) not in NETWORK_SCHEMES:
+        return True
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half of an IPv6 address, a port over 65535
+        return False
+
+
 def scheme_of(address: str) -> str:
     """The scheme of a URL, in lower case; empty if it is none."""
     scheme, separator, _ = address.partition("://")

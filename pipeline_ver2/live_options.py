@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,7 @@ from pipeline_ver2.config import Config
 from pipeline_ver2.config_live import Policy
 from pipeline_ver2.errors import ConfigError
 from pipeline_ver2.job import Job
-from pipeline_ver2.live_address import LiveSource, is_live, public_name
+from pipeline_ver2.live_address import LiveSource, has_host, is_live, public_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class LiveOptions:
             if self != LiveOptions():
                 raise ConfigError("--policy, --deadline, --duration and --until are for live sources; see --live")
             return None
+        if not has_host(address):
+            raise ConfigError("the source's URL names no host and port that could be")
+        if self.deadline_s is not None and not math.isfinite(self.deadline_s):
+            raise ConfigError(f"--deadline: {self.deadline_s} is no number of seconds; 0 is for ever")
         deadline_s = config.live.deadline_s if self.deadline_s is None else self.deadline_s
         return LiveSource(
             address,
@@ -81,12 +86,15 @@ def policy_of(text: str | None, default: Policy) -> Policy:
 
 
 def moment_of(text: str) -> datetime:
-    """A time as ISO 8601 has it, in the local time zone if it names none.
+    """A time to come as ISO 8601 has it, in the local time zone if it names none.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is none, or past.
     """
     try:
-        return datetime.fromisoformat(text).astimezone()
+        moment = datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"--until: {text!r} is no time such as 2030-01-31T18:00") from error
+    if moment <= datetime.now(UTC):
+        raise ConfigError(f"--until: {text!r} is past")
+    return moment

@@ -18,7 +18,7 @@ from pipeline_ver2.config_live import Policy
 from pipeline_ver2.config_section import Section
 from pipeline_ver2.errors import ConfigError, SourceLost, ZroactError
 from pipeline_ver2.job import Job
-from pipeline_ver2.live_address import LiveSource, is_live
+from pipeline_ver2.live_address import LiveSource, has_host, is_live
 from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import Results
@@ -42,6 +42,8 @@ class Stream(Section):
     def _must_be_live(self) -> Stream:
         if not self.live and not is_live(self.source):
             raise ValueError(f'{self.source} is a file; "live": true reads it as fast as it plays')
+        if not has_host(self.source):
+            raise ValueError("source: its URL names no host and port that could be")
         return self
 
     def job(self, config: Config, out: Path, times: LiveSource) -> Job:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_ver2.live_address import LiveSource, device_of, is_live, public_name
+from pipeline_ver2.live_address import LiveSource, device_of, has_host, is_live, public_name
 
 
 @pytest.mark.parametrize("address", ["rtsp://cam/1", "RTSPS://cam", "http://cam:81/a", "https://cam/a", "-"])
@@ -19,6 +19,18 @@ def test_these_are_live(address: str) -> None:
 def test_these_are_files(address: str) -> None:
     """Also what has a scheme that is not ours."""
     assert not is_live(address)
+
+
+@pytest.mark.parametrize("address", ["rtsp://u:p@cam:554/1", "http://[::1]:80/a", "https://cam", "-", "0", "clip.mp4"])
+def test_these_can_be_gone_to(address: str) -> None:
+    """A URL with a host, and what needs none."""
+    assert has_host(address)
+
+
+@pytest.mark.parametrize("address", ["http://", "rtsp://:554/1", "http://[::1", "http://cam:0/", "https://cam:65536/"])
+def test_these_lead_nowhere(address: str) -> None:
+    """No host, half an address, a port that cannot be."""
+    assert not has_host(address)
 
 
 def test_a_webcam_has_a_device_or_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,13 +40,13 @@ def test_a_camera_is_as_the_configuration_has_it() -> None:
 
 def test_options_come_before_the_configuration() -> None:
     """A deadline of 0 is none."""
-    live = LiveOptions(paced=True, policy="wait", deadline_s=0, duration_s=9, until="2030-01-31T18:00:00+00:00").source(
+    live = LiveOptions(paced=True, policy="wait", deadline_s=0, duration_s=9, until="2999-01-31T18:00:00+00:00").source(
         "a.mp4", CONFIG
     )
     assert live is not None
     assert live.is_paced
     assert (live.policy, live.deadline_s, live.duration_s) == ("WAIT", None, 9)
-    assert live.until == datetime(2030, 1, 31, 18, tzinfo=UTC)
+    assert live.until == datetime(2999, 1, 31, 18, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,12 @@ def test_options_come_before_the_configuration() -> None:
         (LiveOptions(duration_s=3), "a.mp4", "for live sources"),
         (LiveOptions(policy="DROP"), "rtsp://cam", "--policy: 'DROP' is none of WAIT, DROP_OLDEST, DROP_LATEST"),
         (LiveOptions(until="tomorrow"), "rtsp://cam", "--until: 'tomorrow'"),
+        (LiveOptions(until="2020-01-01T00:00"), "rtsp://cam", "--until: '2020-01-01T00:00' is past"),
+        (LiveOptions(deadline_s=float("inf")), "rtsp://cam", "--deadline: inf"),
+        *(
+            (LiveOptions(), address, "no host")
+            for address in ("http://", "http://[::1", "rtsp://cam:99999/a", "rtsp://:5/")
+        ),
     ],
 )
 def test_what_cannot_be_is_said(options: LiveOptions, address: str, said: str) -> None:
@@ -80,5 +86,5 @@ def test_a_stream_is_named_after_its_address(address: str, name: str) -> None:
 
 def test_a_time_without_a_zone_is_the_local_one() -> None:
     """As people write it."""
-    assert moment_of("2030-01-31T18:00") == datetime(2030, 1, 31, 18).astimezone()
+    assert moment_of("2999-01-31T18:00") == datetime(2999, 1, 31, 18).astimezone()
     assert policy_of(None, "WAIT") == "WAIT"
