@@ -47,10 +47,10 @@ check: setup ## format, lint, types, import directions
 debian: ## Debian's packages for tests of the page, PostgreSQL, MQTT and RTSP; root only
 	@.ci/debian-packages
 
-# Two files at a time; the tests of one file share what they have started.
+# Three files at a time, since tests mostly wait for what they start; those of one file share it.
 test: check vllm debian ## the checks, the quick tests, then the slow ones
-	$(PYTEST) -q -n 2 --dist loadfile -m "not soak and not slow" </dev/null
-	$(PYTEST) -q -n 2 --dist loadfile -m "slow and not soak" </dev/null
+	$(PYTEST) -q -n 3 --dist loadfile -m "not soak and not slow" </dev/null
+	$(PYTEST) -q -n 3 --dist loadfile -m "slow and not soak" </dev/null
 
 soak: setup debian ## the long runs
 	$(PYTEST) -q -m soak </dev/null
