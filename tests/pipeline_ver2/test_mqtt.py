@@ -64,7 +64,7 @@ async def test_news_is_published_and_kept(tmp_path: Path, free_port: int) -> Non
                 "zroact/gate/run___/image": b"jpeg",
             }
         assert [json.loads(payload)["state"] for payload in early.on(WALK)] == ["begun", "ended"]
-        await early.until(lambda: early.on("zroact/gate")[-1] == b"offline")
+        await early.until(lambda: early.on("zroact/gate")[-1:] == [b"offline"])
         assert early.on("zroact/gate") == [b"online", b"offline"]
 
 
@@ -206,7 +206,7 @@ asyncio.run(main())
         finally:
             process.kill()
             process.communicate(timeout=PATIENCE_S)
-        await seen.until(lambda: seen.on("zroact/gate")[-1] == b"offline")
+        await seen.until(lambda: seen.on("zroact/gate")[-1:] == [b"offline"])
         assert json.loads(seen.on(WALK)[0])["state"] == "begun"
 
 
