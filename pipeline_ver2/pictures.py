@@ -28,9 +28,15 @@ class RgbConverter:
     def rgb(self, picture: av.VideoFrame) -> NDArray[np.uint8]:
         """Convert a stored frame: `(height, width, 3)` uint8, RGB, upright, contiguous.
 
-        Colours are read as the stream names them; as BT.601 where it names none or what is not known.
+        Colour matrix and range are those the stream names; BT.601 limited where it names none, as FFmpeg takes it, or
+        where the matrix is not known.
         """
-        matrix = None if picture.colorspace in _MATRICES else Colorspace.ITU601
+        matrix = None if has_known_matrix(picture) else Colorspace.ITU601
         converted = self._reformatter.reformat(picture, *self._stored, "rgb24", src_colorspace=matrix, threads=1)
         array = converted.to_ndarray().astype(np.uint8, copy=converted is picture)
         return np.ascontiguousarray(self._orientation.apply(np.ascontiguousarray(array)))
+
+
+def has_known_matrix(picture: av.VideoFrame) -> bool:
+    """Whether the colour matrix the frame names, if it names one, can be converted."""
+    return picture.colorspace in _MATRICES

@@ -16,18 +16,17 @@ import av
 import numpy as np
 from av.error import FFmpegError
 from av.packet import Packet
-from av.video.reformatter import Colorspace, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from pipeline_ver2.errors import VideoError
+from pipeline_ver2.pictures import RgbConverter, has_known_matrix
 from pipeline_ver2.probe import Header, Orientation, VideoInfo, open_video
 
 _MAX_READ_FAILURES = 100
 _BACK_STEPS = 3  # so many frames back is a new timeline, less is a frame out of order
 _FORWARD_JUMP_S = Fraction(600)
 _SHORTFALL = 0.9
-_MATRICES = frozenset({0, 1, 2, 4, 5, 6, 7, 9})  # AVCOL_SPC_ of the colour matrices libswscale knows
 
 
 @dataclass(slots=True)
@@ -156,7 +155,6 @@ class VideoReader:
         self._timeline = Timeline(self._header.time_base, 1 / self._header.rate, estimated=self._estimated)
         self._by_decode_order = self._container.format.name == "avi"  # it stores no presentation timestamps
         self._damage = Damage(self.report.damaged)
-        self._reformatter = VideoReformatter()
         self._early: list[int | None] = []  # stamps of packets that failed before the first frame came out
         self._skipped = self._lead_in = 0
         self._resized = self._strange_colour = self._finished = False
@@ -170,6 +168,7 @@ class VideoReader:
         self._size = (first.width, first.height)
         self.orientation = Orientation.of(first)
         self.info = self._describe()
+        self._converter = RgbConverter((self.info.width, self.info.height), self.orientation)
 
     def _first(self) -> av.VideoFrame:
         picture = next(self._pictures, None)
@@ -212,14 +211,10 @@ class VideoReader:
     def rgb(self, picture: av.VideoFrame) -> NDArray[np.uint8]:
         """Convert a frame: `(height, width, 3)` uint8, RGB, upright, contiguous, of the size of `info`.
 
-        Colour matrix and range are those the stream names; BT.601 limited where it names none, as FFmpeg takes it.
+        Colours are read as `RgbConverter` says.
         """
-        width, height = self._size
-        self._strange_colour |= (strange := picture.colorspace not in _MATRICES)
-        matrix = Colorspace.ITU601 if strange else None
-        converted = self._reformatter.reformat(picture, width, height, "rgb24", src_colorspace=matrix, threads=1)
-        array = converted.to_ndarray().astype(np.uint8, copy=converted is picture)
-        return np.ascontiguousarray(self.orientation.apply(np.ascontiguousarray(array)))
+        self._strange_colour |= not has_known_matrix(picture)
+        return self._converter.rgb(picture)
 
     @property
     def origin_s(self) -> Fraction:

@@ -79,7 +79,8 @@ def find_candidates(output: NDArray[np.floating], image_size: tuple[int, int], t
         threshold: A box stays if its best score is at least this.
     """
     outputs = np.asarray(output, np.float32)
-    finite = None if np.isfinite(outputs).all() else np.logical_and.reduce(np.isfinite(outputs), axis=1)
+    numbers = np.isfinite(outputs)
+    finite = None if numbers.all() else np.logical_and.reduce(numbers, axis=1)
     if finite is not None:
         outputs = np.where(finite[:, None], outputs, 0)
     scores = outputs[:, BOX_SIDES:]
