@@ -45,8 +45,11 @@ async def everything(decoder: LiveDecoder) -> list[KeyframeClip | GapRecord]:
 
 
 def live_threads() -> list[str]:
-    """Threads of live sources that run."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("live")]
+    """Threads of live sources that run on, given a moment to end: what is shut down is not waited for by the run."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("live")]
+    for thread in threads:
+        thread.join(5)
+    return [thread.name for thread in threads if thread.is_alive()]
 
 
 async def test_a_file_as_if_live(clip: Path) -> None:
