@@ -9,7 +9,7 @@ import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -33,15 +33,15 @@ class GuardedChild:
         self._log = asyncio.create_task(self._pass_on_output(name))
 
     @classmethod
-    async def start(cls, command: Sequence[str], name: str) -> Self:
-        """Start the command; `name` goes before each of its log lines."""
+    async def start(cls, command: Sequence[str], name: str, *, variables: Mapping[str, str] | None = None) -> Self:
+        """Start the command; `name` goes before each of its log lines, `variables` join its environment."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(_GUARD), str(_GRACE_S), *command),
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
             start_new_session=True,
-            env=child_environment(),
+            env=child_environment(variables),
         )
         return cls(process, name)
 

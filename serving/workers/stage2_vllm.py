@@ -19,7 +19,7 @@ from serving.workers.stage2_engine import DEMO_LABELS, DEMO_MODEL, EngineName
 from serving.workers.stage2_openai import OpenAIServer
 from serving.workers.stage2_readiness import probe_chat
 from serving.workers.stage2_remote import OpenAIEngine
-from serving.workers.vllm_command import is_cpu_build, server_command
+from serving.workers.vllm_command import is_cpu_build, server_command, server_variables
 from serving.workers.vllm_vitals import Reading, Vitals
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class VllmEngine(OpenAIEngine):
         self._first_delay_s = first_delay_s
         self._python = settings.vllm_python or sys.executable
         self._command: list[str] = []
+        self._variables: dict[str, str] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._starts = 0
@@ -77,6 +78,7 @@ class VllmEngine(OpenAIEngine):
             raise ConfigError(f"stage2.vllm_python: {self._python} is no program")
         on_cpu = await asyncio.to_thread(is_cpu_build, self._python)
         self._command = server_command(self._python, self.model, self._settings, on_cpu=on_cpu)
+        self._variables = server_variables(self._settings, on_cpu=on_cpu)
         self._keeper = asyncio.create_task(self._keep_running())
         up = asyncio.create_task(self._has_been_up.wait())
         try:
@@ -137,7 +139,8 @@ class VllmEngine(OpenAIEngine):
         port = _free_port()
         self._phase, self._starts = "starting", self._starts + 1
         try:
-            child = await GuardedChild.start([*self._command, "--host", _HOST, "--port", str(port)], "vllm")
+            command = [*self._command, "--host", _HOST, "--port", str(port)]
+            child = await GuardedChild.start(command, "vllm", variables=self._variables)
         except OSError as error:
             logger.warning("vLLM could not be started: %s", error)
             return False, f"could not be started: {error}"

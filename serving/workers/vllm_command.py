@@ -1,4 +1,4 @@
-"""What vLLM's server is started with: its options out of `stage2`, for a card or for a CPU."""
+"""What vLLM's server is started with: options and variables out of `stage2`, for a card or for a CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 
 from pipeline_ver2.config import Stage2Config, child_environment
 from serving.workers.chat import MAX_IMAGES
+from serving.workers.cpus import usable_cpus
 from serving.workers.stage2_engine import DEMO_MODEL_FOLDER
 
 _GB = 2**30
@@ -64,6 +65,20 @@ def server_command(python: str, model: str, settings: Stage2Config, *, on_cpu: b
         "--disable-uvicorn-access-log",  # its metrics are read every other second
         *settings.vllm_args,
     ]
+
+
+def server_variables(settings: Stage2Config, *, on_cpu: bool) -> dict[str, str]:
+    """What to add to the server's environment.
+
+    On a CPU vLLM would give the model a process of its own, and both processes poll the memory they share: that keeps
+    two cores busy while one does the work, and everybody else waits for them. This variable, in spite of its name,
+    leaves the engine in its process, and the model with it; what is lost is the binding of threads to cores.
+    """
+    if not on_cpu:
+        return {}
+    # One core is left to vLLM's server, decoding and Stage 1.
+    threads = settings.threads or max(1, usable_cpus() - 1)
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads)}
 
 
 def _cpu_options(settings: Stage2Config) -> list[str]:
