@@ -13,6 +13,7 @@ from pipeline_ver2.errors import ConfigError, StageError
 from serving.bench.daemons import stage2_config
 from serving.bench.stage2 import (
     CONCURRENCIES,
+    LAPS,
     Pair,
     Run,
     Stage2Figures,
@@ -77,6 +78,13 @@ def test_the_report_and_its_table() -> None:
     assert stage2_table(report).row_count == len(CONCURRENCIES)
 
 
+def test_laps_make_a_run() -> None:
+    """Latencies side by side, times and valid answers added up."""
+    run = Run.of([Run((0.1, 0.2), 0.3, 2), Run((0.3,), 0.7, 0)])
+    assert run == Run((0.1, 0.2, 0.3), pytest.approx(1.0), 2)
+    assert run.per_s == pytest.approx(3)
+
+
 def test_the_questions_are_slots_with_three_images() -> None:
     """Always the same ones."""
     first, second = make_questions(Config()), make_questions(Config())
@@ -110,14 +118,14 @@ def children(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 async def test_a_short_run(tmp_path: Path) -> None:
-    """One daemon, one child for both sides; the order is swapped; what the stand-in answers is counted as invalid."""
+    """One daemon and one child; each pair begins with the other; what the stand-in answers is counted as invalid."""
     told: list[str] = []
     figures = await measure(with_fake_vllm(tmp_path), 2, 3, told.append)
     assert list(figures.pairs) == [1, 2, 4, 8]
-    for pairs in figures.pairs.values():
+    for at_once, pairs in figures.pairs.items():
         assert [pair.first for pair in pairs] == ["daemon", "direct"]
         for run in (run for pair in pairs for run in (pair.daemon, pair.direct)):
-            assert len(run.latencies_s) == 3
+            assert len(run.latencies_s) == 3 * LAPS[at_once]
             assert (run.valid, run.wall_s > 0, min(run.latencies_s) > 0) == (0, True, True)
     assert figures.model == "zroact-demo-answerer"
     assert len(children(tmp_path)) == 1

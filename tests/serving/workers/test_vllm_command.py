@@ -51,12 +51,12 @@ def test_on_a_cpu_its_cache_is_bounded(tmp_path: Path) -> None:
 def test_on_a_cpu_one_core_is_left_and_none_is_polled_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model computes in the engine's process, on as many threads as are asked for, else on all cores but one."""
     monkeypatch.setattr("serving.workers.vllm_command.usable_cpus", lambda: 8)
-    default = server_variables(stage2_config(tmp_path).stage2, on_cpu=True)
+    default = server_variables(stage2_config(tmp_path, threads=None).stage2, on_cpu=True)
     assert default == {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "7"}
     asked = server_variables(stage2_config(tmp_path, threads=3).stage2, on_cpu=True)
     assert asked["OMP_NUM_THREADS"] == "3"
     monkeypatch.setattr("serving.workers.vllm_command.usable_cpus", lambda: 1)
-    assert server_variables(stage2_config(tmp_path).stage2, on_cpu=True)["OMP_NUM_THREADS"] == "1"
+    assert server_variables(stage2_config(tmp_path, threads=None).stage2, on_cpu=True)["OMP_NUM_THREADS"] == "1"
     assert server_variables(stage2_config(tmp_path).stage2, on_cpu=False) == {}
 
 
