@@ -102,9 +102,7 @@ def stage1(
 @app.command()
 def stage2(
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs at each concurrency.")] = 5,
-    requests: Annotated[
-        int, typer.Option(min=1, help="Requests in a lap of a run.")
-    ] = 26,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in a lap of a run.")] = 26,
     vllm_python: Annotated[
         Path | None, typer.Option(help="Interpreter that has vLLM; default .venv-vllm/bin/python, else this one.")
     ] = None,

@@ -78,10 +78,16 @@ def test_the_report_and_its_table() -> None:
     assert stage2_table(report).row_count == len(CONCURRENCIES)
 
 
+def test_added_latency_compares_each_request_with_itself() -> None:
+    """Three requests of different lengths, 2, 3 and 40 ms longer: 3 in the median, whatever the medians of both are."""
+    pair = Pair("daemon", Run((0.082, 0.143, 0.240), 1, 3), Run((0.080, 0.140, 0.200), 1, 3))
+    assert pair.added_ms == pytest.approx(3)
+
+
 def test_laps_make_a_run() -> None:
     """Latencies side by side, times and valid answers added up."""
-    run = Run.of([Run((0.1, 0.2), 0.3, 2), Run((0.3,), 0.7, 0)])
-    assert run == Run((0.1, 0.2, 0.3), pytest.approx(1.0), 2)
+    run = Run.of([Run((0.1, 0.2), 0.25, 2), Run((0.3,), 0.75, 0)])
+    assert run == Run((0.1, 0.2, 0.3), 1.0, 2)
     assert run.per_s == pytest.approx(3)
 
 
