@@ -29,6 +29,7 @@ from pydantic import (
 from pipeline_ver2.config_events import EventsConfig, JobWebhookConfig
 from pipeline_ver2.config_live import LiveConfig
 from pipeline_ver2.config_section import Section as _Section
+from pipeline_ver2.config_section import read_json_file
 from pipeline_ver2.errors import ConfigError
 
 ENV_PREFIX = "ZROACT_"
@@ -330,12 +331,7 @@ def _file_from(environment: Mapping[str, str]) -> Path | None:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"config file {path} is not valid JSON: {error}") from error
+    content = read_json_file(path, "config file")
     if not isinstance(content, dict):
         raise ConfigError(f"config file {path} must hold a JSON object, not {type(content).__name__}")
     return content

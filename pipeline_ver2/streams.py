@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from pipeline_ver2.config import Config
 from pipeline_ver2.config_live import Policy
-from pipeline_ver2.config_section import Section
+from pipeline_ver2.config_section import Section, read_json_file
 from pipeline_ver2.errors import ConfigError, SourceLost, ZroactError
 from pipeline_ver2.job import Job
-from pipeline_ver2.live_address import LiveSource, has_host, is_live
+from pipeline_ver2.live_address import STANDARD_INPUT, LiveSource, has_host, is_live
 from pipeline_ver2.main import TimingRecorder
 from pipeline_ver2.realtime_pipeline import run_pipeline
 from pipeline_ver2.results import Results
@@ -70,10 +69,12 @@ class Streams(Section):
     streams: tuple[Stream, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _ids_differ(self) -> Streams:
+    def _differ(self) -> Streams:
         twice = [id_ for id_, number in Counter(stream.id for stream in self.streams).items() if number > 1]
         if twice:
             raise ValueError(f"id {twice[0]} is there twice")
+        if sum(stream.source == STANDARD_INPUT for stream in self.streams) > 1:
+            raise ValueError('"-", standard input, can be the source of one stream only')
         return self
 
 
@@ -92,14 +93,10 @@ def read_streams(file: Path) -> Sequence[Stream]:
         ConfigError: It cannot be read or does not fit; the message names the key.
     """
     try:
-        return Streams.model_validate(json.loads(file.read_text(encoding="utf-8"))).streams
-    except OSError as error:
-        raise ConfigError(f"streams file {file}: {error.strerror or error}") from error
+        return Streams.model_validate(read_json_file(file, "streams file")).streams
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(f"streams file {file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except ValueError as error:
-        raise ConfigError(f"streams file {file} is not valid JSON: {error}") from error
 
 
 async def run_streams(streams: Sequence[Stream], config: Config, out: Path, times: LiveSource) -> Mapping[str, Ended]:

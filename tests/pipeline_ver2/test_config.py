@@ -116,6 +116,12 @@ def test_a_file_that_is_no_json(tmp_path: Path, text: str) -> None:
         load_config(file, environ={})
 
 
+def test_a_file_without_end_is_refused() -> None:
+    """It is not read to the end."""
+    with pytest.raises(ConfigError, match="/dev/zero has over 10 MB"):
+        load_config(Path("/dev/zero"), environ={})
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """A file that was named and is missing is an error, not the defaults."""
     with pytest.raises(ConfigError, match=r"missing\.json: No such file"):

@@ -46,6 +46,7 @@ def test_a_streams_file_is_read(tmp_path: Path) -> None:
         ({"streams": [{"id": "a", "source": "-", "deadline_s": 0}]}, r"streams\.0\.deadline_s"),
         ({"streams": [{"id": "a", "source": "a.mp4"}]}, '"live": true'),
         ({"streams": [{"id": "a", "source": "-"}, {"id": "a", "source": "rtsp://b"}]}, "id a is there twice"),
+        ({"streams": [{"id": "a", "source": "-"}, {"id": "b", "source": "-"}]}, "one stream only"),
         ({"streams": [{"id": "a", "source": "http://[::1"}]}, "streams.0: .*no host"),
     ],
 )
