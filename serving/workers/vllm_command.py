@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 from pipeline_ver2.config import Stage2Config, child_environment
@@ -13,6 +14,7 @@ from serving.workers.stage2_engine import DEMO_MODEL_FOLDER
 _GB = 2**30
 _CPU_CACHE_GB = 1.0  # vLLM would take nearly all memory of the machine
 _ASK_TIMEOUT_S = 60
+_BINDS_THREADS = "VLLM_CPU_OMP_THREADS_BIND"
 _IS_CPU_BUILD = """
 from importlib.metadata import PackageNotFoundError, version
 try:
@@ -71,10 +73,11 @@ def server_variables(settings: Stage2Config, *, on_cpu: bool) -> dict[str, str]:
     """What to add to the server's environment.
 
     On a CPU vLLM would give the model a process of its own, and both processes poll the memory they share: that keeps
-    two cores busy while one does the work, and everybody else waits for them. This variable, in spite of its name,
-    leaves the engine in its process, and the model with it; what is lost is the binding of threads to cores.
+    two cores busy while one does the work, and everybody else waits for them. `VLLM_ENABLE_V1_MULTIPROCESSING=0`, in
+    spite of its name, leaves the engine in its process, and the model with it. What is lost is the binding of threads
+    to cores; whoever asks for that in the environment gets vLLM's own way.
     """
-    if not on_cpu:
+    if not on_cpu or _BINDS_THREADS in os.environ:
         return {}
     # One core is left to vLLM's server, decoding and Stage 1.
     threads = settings.threads or max(1, usable_cpus() - 1)

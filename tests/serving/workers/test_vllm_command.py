@@ -51,6 +51,7 @@ def test_on_a_cpu_its_cache_is_bounded(tmp_path: Path) -> None:
 def test_on_a_cpu_one_core_is_left_and_none_is_polled_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model computes in the engine's process, on as many threads as are asked for, else on all cores but one."""
     monkeypatch.setattr("serving.workers.vllm_command.usable_cpus", lambda: 8)
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     default = server_variables(stage2_config(tmp_path, threads=None).stage2, on_cpu=True)
     assert default == {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "7"}
     asked = server_variables(stage2_config(tmp_path, threads=3).stage2, on_cpu=True)
@@ -58,6 +59,12 @@ def test_on_a_cpu_one_core_is_left_and_none_is_polled_away(tmp_path: Path, monke
     monkeypatch.setattr("serving.workers.vllm_command.usable_cpus", lambda: 1)
     assert server_variables(stage2_config(tmp_path, threads=None).stage2, on_cpu=True)["OMP_NUM_THREADS"] == "1"
     assert server_variables(stage2_config(tmp_path).stage2, on_cpu=False) == {}
+
+
+def test_who_binds_threads_to_cores_gets_vllms_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are bound in a process of their own only."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-30")
+    assert server_variables(stage2_config(tmp_path).stage2, on_cpu=True) == {}
 
 
 def test_the_users_options_win(tmp_path: Path) -> None:
