@@ -50,6 +50,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             lines = [f'{name}{{model_name="{self.model}"}} {value}\n' for name, value in self.metrics.items()]
             self._send(404 if self.is_mute else 200, "".join(lines).encode())
+        elif self.path == "/version":
+            self._send(200, b'{"version": "a stand-in"}')
         else:
             self._send(200, json.dumps({"object": "list", "data": [{"id": self.model}]}).encode())
 

@@ -32,7 +32,7 @@ from serving.workers.stage2_choice import resolve_engine
 # the clients happen to come all at once or one after the other. Where there is a bar it takes many to see a hundredth.
 LAPS: Mapping[int, int] = {1: 4, 2: 1, STAGE2_LIMIT: 24, 8: 1}
 CONCURRENCIES = tuple(LAPS)
-PACKAGES = ("vllm", "transformers", "torch")
+PACKAGES = ("aiohttp", "fastapi", "uvicorn")
 VENV_PYTHON = Path(".venv-vllm/bin/python")
 
 _SIZE = (360, 640)
@@ -99,9 +99,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Stage2Figures:
-    """The pairs by concurrency, and whose answers they are."""
+    """The pairs by concurrency, and whose answers they are: of which model, from which version of vLLM."""
 
     model: str
+    version: str
     pairs: Mapping[int, Sequence[Pair]]
 
 
@@ -135,14 +136,14 @@ async def measure(config: Config, pairs: int, requests: int, tell: Tell) -> Stag
     """
     questions = await asyncio.to_thread(make_questions, config)
     async with Supervisor(config, stages=("stage2",)):
-        model, child_url = await _child_of(config)
+        model, child_url, version = await _child_of(config)
         bodies = await asyncio.to_thread(_bodies, questions, config, model)
         load = _Load({"daemon": _port(config.stage2.base_url), "direct": _port(child_url)}, bodies, questions, config)
         for side in ("daemon", "direct"):
             await load.lap(side, max(CONCURRENCIES), requests)
         tell("warm-up done")
         measured = {at_once: [await load.pair(n, at_once, requests) for n in range(pairs)] for at_once in _told(tell)}
-    return Stage2Figures(model, measured)
+    return Stage2Figures(model, version, measured)
 
 
 def make_questions(config: Config) -> list[Question]:
@@ -181,7 +182,7 @@ def build_report(machine: dict[str, Any], requests: int, figures: Stage2Figures,
         )
     return {
         "bench": "stage2",
-        "engines": {"stage2": "vllm"},
+        "engines": {"stage2": f"vllm {figures.version}"},
         "models": {"stage2": figures.model},
         "machine": machine,
         "workload": {"images": 3, "size": list(_SIZE), "requests": requests, "laps": dict(LAPS), "limit": STAGE2_LIMIT},
@@ -269,13 +270,17 @@ def _bodies(questions: Sequence[Question], config: Config, model: str) -> list[b
     return [json.dumps(body).encode() for body in made]
 
 
-async def _child_of(config: Config) -> tuple[str, str]:
-    """`(model, URL of vLLM)` as the daemon tells them."""
-    async with aiohttp.ClientSession() as session, session.get(f"{config.stage2.base_url}/health") as reply:
-        health = await reply.json()
-    if not health.get("child_url"):
-        raise StageError(f"the daemon names no vLLM behind it: it is {health.get('child', 'another engine')}")
-    return health["model"], health["child_url"]
+async def _child_of(config: Config) -> tuple[str, str, str]:
+    """`(model, URL of vLLM, its version)` as the daemon and vLLM tell them."""
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{config.stage2.base_url}/health") as reply:
+            health = await reply.json()
+        url = health.get("child_url")
+        if not url:
+            raise StageError(f"the daemon names no vLLM behind it: it is {health.get('child', 'another engine')}")
+        async with session.get(f"{url}/version") as reply:
+            version = await reply.json()
+    return health["model"], url, version["version"]
 
 
 def _port(url: str) -> int:

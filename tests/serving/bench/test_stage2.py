@@ -34,7 +34,7 @@ def run_of(latency_ms: float, per_s: float, requests: int = 4) -> Run:
 
 def figures_of(*pairs: Pair) -> Stage2Figures:
     """The same pairs at each concurrency."""
-    return Stage2Figures("a model", dict.fromkeys(CONCURRENCIES, pairs))
+    return Stage2Figures("a model", "0.1", dict.fromkeys(CONCURRENCIES, pairs))
 
 
 PAIRS = (
@@ -64,8 +64,8 @@ def test_each_bar_looks_at_its_own_concurrency() -> None:
     """The ratio at 4, the added latency at 1."""
     good, bad = Pair("daemon", run_of(100, 10), run_of(100, 10)), Pair("daemon", run_of(200, 5), run_of(100, 10))
     only = {at_once: (good if at_once in {1, 4} else bad,) for at_once in CONCURRENCIES}
-    assert all(bar.ok for bar in bars_of(Stage2Figures("a model", only)))
-    assert not any(bar.ok for bar in bars_of(Stage2Figures("a model", {**only, 1: (bad,), 4: (bad,)})))
+    assert all(bar.ok for bar in bars_of(Stage2Figures("a model", "0.1", only)))
+    assert not any(bar.ok for bar in bars_of(Stage2Figures("a model", "0.1", {**only, 1: (bad,), 4: (bad,)})))
 
 
 def test_the_report_and_its_table() -> None:
@@ -75,6 +75,7 @@ def test_the_report_and_its_table() -> None:
     assert row["daemon"] == {"per_s": 9.6, "p50_ms": 104, "p99_ms": 107, "valid": 12, "answers": 12}
     assert (row["ratio"], row["added_p50_ms"], row["daemon_over_daemon_at_1"]) == (0.96, 4, 1)
     assert [pair["first"] for pair in row["pairs"]] == ["daemon", "direct", "daemon"]
+    assert report["engines"] == {"stage2": "vllm 0.1"}
     assert stage2_table(report).row_count == len(CONCURRENCIES)
 
 
@@ -133,7 +134,7 @@ async def test_a_short_run(tmp_path: Path) -> None:
         for run in (run for pair in pairs for run in (pair.daemon, pair.direct)):
             assert len(run.latencies_s) == 3 * LAPS[at_once]
             assert (run.valid, run.wall_s > 0, min(run.latencies_s) > 0) == (0, True, True)
-    assert figures.model == "zroact-demo-answerer"
+    assert (figures.model, figures.version) == ("zroact-demo-answerer", "a stand-in")
     assert len(children(tmp_path)) == 1
     assert told[-1] == "8 at once"
 
