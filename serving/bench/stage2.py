@@ -279,7 +279,7 @@ async def _child_of(config: Config) -> tuple[str, str, str]:
         if not url:
             raise StageError(f"the daemon names no vLLM behind it: it is {health.get('child', 'another engine')}")
         async with session.get(f"{url}/version") as reply:
-            version = await reply.json()
+            version = await reply.json(content_type=None)
     return health["model"], url, version["version"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 
 from pipeline_ver2.config import Stage2Config, child_environment
@@ -77,7 +76,7 @@ def server_variables(settings: Stage2Config, *, on_cpu: bool) -> dict[str, str]:
     spite of its name, leaves the engine in its process, and the model with it. What is lost is the binding of threads
     to cores; whoever asks for that in the environment gets vLLM's own way.
     """
-    if not on_cpu or _BINDS_THREADS in os.environ:
+    if not on_cpu or _BINDS_THREADS in child_environment():
         return {}
     # One core is left to vLLM's server, decoding and Stage 1.
     threads = settings.threads or max(1, usable_cpus() - 1)
