@@ -41,6 +41,7 @@ from serving.page import Page
 from serving.progress import Progress, follow, read_progress
 from serving.security import Guard
 from serving.store import JobStore
+from serving.stored_file import StoredFile
 from serving.tails import JournalTail
 from serving.uploads import check_room
 from serving.workers.daemon import RequestCounter
@@ -304,7 +305,7 @@ class JobApi:
         path: Path = self._data.folder(job_id).path / name
         if not await asyncio.to_thread(path.is_file):
             raise NothingThere(f"job {job_id} ended ({record.state}) without it")
-        return FileResponse(path, media_type=media_type, headers=_AS_IT_IS)
+        return StoredFile(path, media_type=media_type, headers=_AS_IT_IS)
 
     async def _all_records(self, record: JobRecord) -> AsyncIterator[bytes]:
         """The files of a journal, one after the other, to where the last ends by then."""
