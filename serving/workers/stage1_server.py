@@ -65,13 +65,10 @@ def build_app(config: Config) -> FastAPI:
     registry = CollectorRegistry()
     service = Stage1Service(config, registry)
 
-    async def ready() -> None:
-        _ = service.detector
-
     app = create_app(
         "ZroAct Stage 1",
         lifespan=service.running,
-        ready=ready,
+        ready=service.ready,
         registry=registry,
         max_body_mb=config.stage1.max_body_mb,
         max_bodies=2 * (config.stage1.max_queue + 1),
@@ -119,8 +116,8 @@ def _add_metadata(app: FastAPI, service: Stage1Service) -> None:
     @app.get(f"{_MODEL}/ready", tags=["open inference protocol"], responses={503: _OIP_REFUSALS[503]})
     @app.get(f"{_VERSION}/ready", include_in_schema=False)
     async def model_ready() -> dict[str, Any]:
-        """The model is loaded and has run a clip."""
-        _ = service.detector
+        """The model is loaded and runs clips."""
+        await service.ready()
         return {"name": MODEL_NAME, "ready": True}
 
     @app.get("/v2", tags=["open inference protocol"])

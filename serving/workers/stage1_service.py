@@ -24,6 +24,7 @@ from serving.workers.stage1_frames import DecodeBudget, DecodedClip, decode_clip
 from serving.workers.stage1_model import load_detector
 from serving.workers.stage1_oip import InferRequest, check_count
 from serving.workers.stage1_queue import BatchQueue, Timed
+from serving.workers.stage1_readiness import Readiness
 from serving.workers.stage1_replay import Replays
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Stage1Service:
         self.queue = BatchQueue(self.config.max_batch, self.config.max_queue, self.config.max_wait_ms / 1e3, registry)
         self._roots = config.paths.readable_roots
         self._detector: Engine | None = None
+        self._readiness = Readiness(self.queue)
         self._answered = Replays[Timed[list[ClipOutput]]](2 * self.config.max_queue)
         self._told = Replays[tuple[DetectReply, Timed[list[ClipOutput]] | None]](2 * self.config.max_queue)
         self._clips = Counter("zroact_stage1_clips", "Clips by what came of them.", ["state"], registry=registry)
@@ -69,6 +71,14 @@ class Stage1Service:
         """What the detector is; None while it loads."""
         return None if self._detector is None else self._detector.info
 
+    async def ready(self) -> None:
+        """Return when the detector is loaded and does its work.
+
+        Raises:
+            StageUnreachable: It is not, or does not.
+        """
+        await self._readiness.check(self.detector)
+
     @contextlib.asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
         """Load in the background, so that health is answered meanwhile; release everything at the end."""
@@ -79,6 +89,7 @@ class Stage1Service:
             loading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await loading
+            await self._readiness.close()
             if self._detector is not None:
                 self._detector.close()
             self.queue.close()
@@ -160,8 +171,9 @@ class Stage1Service:
         self, clips: Sequence[NDArray[np.uint8]], threshold: float, nms_iou: float, context: RequestContext
     ) -> Timed[list[ClipOutput]]:
         info = self.detector.info
-        raw = await self.queue.detect(clips, context.deadline_at, client=context.client)
-        candidates = candidates_of(raw.value, info, threshold)
+        with self._readiness.watching():
+            raw = await self.queue.detect(clips, context.deadline_at, client=context.client)
+            candidates = candidates_of(raw.value, info, threshold)
         # Suppressing many would hold up the event loop, a thread's hop costs more than suppressing few.
         few = len(candidates) <= _FEW_CANDIDATES
         outputs = suppress(candidates, nms_iou) if few else await asyncio.to_thread(suppress, candidates, nms_iou)
