@@ -15,6 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_ver2.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 QUEUE_NAME = "jobs"
 POLL_S = 0.5
 
@@ -80,8 +82,8 @@ class DurableQueue:
                 polling_interval_sec=POLL_S,
                 on_conflict="always_update",
             )
-            if adopted:
-                DBOS._recover_pending_workflows(list(adopted))
+            for name in adopted:
+                self._adopt(name)
         except SQLAlchemyError as error:
             self.close()
             raise ConfigError(f"serving.database_url: the queue cannot be opened ({type(error).__name__})") from error
@@ -99,6 +101,15 @@ class DurableQueue:
             name=_WORKFLOW, status=["ENQUEUED", "PENDING"], load_input=False, load_output=False
         )
         return [each.workflow_id for each in waiting if each.app_version != _VERSION]
+
+    def _adopt(self, executor: str) -> None:
+        """Take over what a dead executor has left; say so if that is nothing, since names can be mistyped."""
+        if count := len(DBOS._recover_pending_workflows([executor])):
+            log.info("%d unfinished job(s) of %s are taken over", count, executor)
+            return
+        unfinished = DBOS.list_workflows(name=_WORKFLOW, status="PENDING", load_input=False, load_output=False)
+        others = sorted({str(each.executor_id) for each in unfinished} - {self._executor})
+        log.warning("%s has left no unfinished job; others that have: %s", executor, ", ".join(others) or "none")
 
     def forget(self, job_id: str) -> None:
         """Let go of what is kept of a job that has ended."""

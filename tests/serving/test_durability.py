@@ -69,8 +69,8 @@ def test_a_job_is_run_once_and_goes_on_after_an_interruption(data: DataDir) -> N
 
 
 @pytest.mark.slow
-def test_jobs_of_a_dead_executor_are_adopted(data: DataDir) -> None:
-    """Under another name they are only run if they are asked for."""
+def test_jobs_of_a_dead_executor_are_adopted(data: DataDir, caplog: pytest.LogCaptureFixture) -> None:
+    """Under another name they are only run if they are asked for; a name without jobs is told, with those that have."""
     first, second, third = Told("a"), Told(), Told()
     with opened(data, first.work) as durable:
         durable.put("a")
@@ -79,8 +79,9 @@ def test_jobs_of_a_dead_executor_are_adopted(data: DataDir) -> None:
         durable.put("b")
         assert second.next() == "b"
         assert second.jobs.empty()
-    with opened(data, third.work, "three", ["one"]):
+    with opened(data, third.work, "three", ["oen", "one"]):
         assert third.next() == "a"
+    assert "oen has left no unfinished job; others that have: one" in caplog.messages
 
 
 @pytest.mark.slow
