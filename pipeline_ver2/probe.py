@@ -216,7 +216,12 @@ def _refuse_by_content(path: Path) -> None:
             raise VideoError(f"{path}: the file is empty")
         for magic, name in _PICTURE_MAGIC.items():
             if start.startswith(magic):
-                raise VideoError(f"{path}: a single {name} picture, not a video")
+                bare = (
+                    "; a bare MJPEG stream wants a container: ffmpeg -f mjpeg -i … -c copy ….mkv"
+                    if name == "JPEG"
+                    else ""
+                )
+                raise VideoError(f"{path}: a single {name} picture, not a video{bare}")
         if start[4:8] == b"ftyp" and not _has_index(file):
             raise VideoError(f"{path}: truncated, its index (moov) is missing")
 

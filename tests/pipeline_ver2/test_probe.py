@@ -110,7 +110,7 @@ def test_files_that_are_no_video_are_refused_with_the_reason() -> None:
         text: "not a video",
         cut("truncated.mp4", base(), 0.6): "truncated, its index (moov) is missing",
         sound: "holds no video stream",
-        jpeg: "a single JPEG picture",
+        jpeg: "a single JPEG picture, not a video; a bare MJPEG stream wants a container",
         png: "a single PNG picture",
         ffmpeg("cover.m4a", "-i", str(sound), "-i", str(jpeg), *cover_options): "holds only a cover picture",
     }
