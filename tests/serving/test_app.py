@@ -173,15 +173,6 @@ async def test_ranges_of_the_video(api: Api) -> None:
     assert (await call(api, "/jobs/a/video", Range="bytes=7-7"))[1] == b"7"
 
 
-@pytest.mark.parametrize("ranges", ["lines=1-2", "bytes", "bytes=", "bytes=-", "bytes=a-b", "bytes=5-2", "bytes=1--2"])
-async def test_ranges_that_are_not_understood_are_ignored(api: Api, ranges: str) -> None:
-    """The whole file comes, as the standard has it."""
-    add(api, "a", "succeeded")
-    (api.data.folder("a").path / VIDEO_NAME).write_bytes(b"0123456789")
-    status, content, _ = await call(api, "/jobs/a/video", Range=ranges)
-    assert (status, content) == (200, b"0123456789")
-
-
 async def test_frames(api: Api, clip: Path) -> None:
     """Pictures of the source, for a browser to keep, while the source is there; times must be times."""
     enter(api.data, api.store, "a", clip)
