@@ -30,6 +30,7 @@ _FORMATS = (
 )
 _NO_TIMESTAMPS = 0x0080  # AVFMT_NOTIMESTAMPS
 _PICTURE_MAGIC = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF"}
+_OR_ELSE = {"JPEG": "; a bare MJPEG stream wants a container: ffmpeg -f mjpeg -i … -c copy ….mkv"}
 _PICTURE_BRANDS = frozenset({"avif", "heic", "heix", "mif1"})
 _STILL = Disposition.attached_pic | Disposition.still_image | Disposition.timed_thumbnails
 
@@ -216,12 +217,7 @@ def _refuse_by_content(path: Path) -> None:
             raise VideoError(f"{path}: the file is empty")
         for magic, name in _PICTURE_MAGIC.items():
             if start.startswith(magic):
-                bare = (
-                    "; a bare MJPEG stream wants a container: ffmpeg -f mjpeg -i … -c copy ….mkv"
-                    if name == "JPEG"
-                    else ""
-                )
-                raise VideoError(f"{path}: a single {name} picture, not a video{bare}")
+                raise VideoError(f"{path}: a single {name} picture, not a video{_OR_ELSE.get(name, '')}")
         if start[4:8] == b"ftyp" and not _has_index(file):
             raise VideoError(f"{path}: truncated, its index (moov) is missing")
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from pipeline_ver2.errors import EngineFailed
 from serving.workers.postprocess import Candidates, ClipOutput, find_candidates, suppress
 
+GREY = 128
+
 RawClip = NDArray[np.floating] | EngineFailed
 """The model's output for a clip, `(4 + C, N)`, see `postprocess`; or why there is none."""
 
@@ -40,6 +42,10 @@ class ModelInfo:
     note: str | None = None
     chunk: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    def grey_clip(self) -> NDArray[np.uint8]:
+        """A clip with nothing in it, `(T, H, W, 3)`, to run for the sake of running."""
+        return np.full((self.clip_length, *self.image_size, 3), GREY, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

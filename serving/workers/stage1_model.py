@@ -16,7 +16,7 @@ from serving import demo
 from serving.workers.postprocess import BOX_SIDES, ClipOutput, postprocess
 from serving.workers.stage1_contract import Contract, metadata_of, read_contract, read_model
 from serving.workers.stage1_emulated import EmulatedDetector
-from serving.workers.stage1_engine import Detector, ModelInfo, RawBatch, RawClips, findings
+from serving.workers.stage1_engine import GREY, Detector, ModelInfo, RawBatch, RawClips, findings
 from serving.workers.stage1_labels import read_labels
 from serving.workers.stage1_pixels import normalise_into, planes_into, preprocess
 from serving.workers.stage1_session import CPU, Loaded, one_line, open_session
@@ -27,7 +27,6 @@ __all__ = ["EMBEDDED_MODEL", "Detector", "ModelInfo", "OnnxDetector", "load_dete
 logger = logging.getLogger(__name__)
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "demo" / "models" / "detector.onnx"
-_GREY = 128
 
 
 def load_detector(config: Stage1Config) -> OnnxDetector | EmulatedDetector:
@@ -55,7 +54,7 @@ class OnnxDetector:
         self._sizes = batch_sizes(contract.batch, config.max_batch, on_cpu=loaded.provider == CPU)
         kind = np.dtype(np.uint8) if loaded.unfused is None else contract.input.dtype
         sides = (3, contract.clip_length, *contract.image_size)
-        self._batch: NDArray[Any] = np.full((self._sizes.largest, *sides), _GREY, kind)
+        self._batch: NDArray[Any] = np.full((self._sizes.largest, *sides), GREY, kind)
         self._write = planes_into if loaded.unfused is None else normalise_into
         self.info = ModelInfo(
             platform="onnxruntime_onnx",
@@ -98,7 +97,7 @@ class OnnxDetector:
         """The output `(B, 4 + C, N)` of clips, in a run of `size`; what fills it up is grey, as at the start."""
         for clip, place in zip(clips, self._batch, strict=False):
             self._write(clip, place)
-        self._batch[len(clips) : size] = _GREY if self._loaded.unfused is None else 0
+        self._batch[len(clips) : size] = GREY if self._loaded.unfused is None else 0
         try:
             output = self._loaded.run(self._batch[:size])
         except Exception as error:  # ONNX Runtime's errors have no base of their own
@@ -111,7 +110,7 @@ class OnnxDetector:
     def _warm_up(self, config: Stage1Config) -> None:
         """Run grey clips in every size: first runs allocate and search, and show whether output and labels fit."""
         source = f"stage1.model_path: {self.info.source}"
-        grey = np.full((self.info.clip_length, *self.info.image_size, 3), _GREY, np.uint8)
+        grey = self.info.grey_clip()
         for size in self._sizes.warmed:
             try:
                 outputs = postprocess(

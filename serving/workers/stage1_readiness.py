@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from pipeline_ver2.errors import EngineFailed, StageUnreachable
+from serving.workers.shared_task import SharedTask
 from serving.workers.stage1_engine import Engine
 from serving.workers.stage1_queue import BatchQueue
 
 _DEADLINE_S = 15.0
 _RETRY_AFTER_S = 1.0
-_GREY = 128
 
 
 class Readiness:
@@ -23,10 +21,11 @@ class Readiness:
     An engine that has lost its GPU fails on everything from then on, behind a server that answers.
     """
 
-    def __init__(self, queue: BatchQueue) -> None:
+    def __init__(self, queue: BatchQueue, detector: Callable[[], Engine]) -> None:
         self._queue = queue
+        self._detector = detector
         self._is_doubtful = False
-        self._proof: asyncio.Task[None] | None = None
+        self._proof = SharedTask(self._prove)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -38,30 +37,24 @@ class Readiness:
             raise
         self._is_doubtful = False
 
-    async def check(self, detector: Engine) -> None:
+    async def check(self) -> None:
         """Return if the detector works; those who ask at the same time share one proof.
 
         Raises:
             StageUnreachable: It does not; the message says why.
         """
-        if not self._is_doubtful:
-            return
-        if self._proof is None or self._proof.done():
-            self._proof = asyncio.create_task(self._prove(detector))
-            self._proof.add_done_callback(lambda proof: None if proof.cancelled() else proof.exception())
-        await asyncio.shield(self._proof)
+        if self._is_doubtful:
+            await self._proof.join()
 
     async def close(self) -> None:
         """Wait for no proof any more."""
-        if self._proof is not None:
-            self._proof.cancel()
-            await asyncio.gather(self._proof, return_exceptions=True)
+        await self._proof.close()
 
-    async def _prove(self, detector: Engine) -> None:
-        grey = np.full((detector.info.clip_length, *detector.info.image_size, 3), _GREY, np.uint8)
+    async def _prove(self) -> None:
+        detector = self._detector()
         try:
             async with asyncio.timeout(_DEADLINE_S):
-                (raw,) = (await self._queue.call(lambda: detector.run([grey]))).clips
+                (raw,) = (await self._queue.call(lambda: detector.run([detector.info.grey_clip()]))).clips
             if isinstance(raw, EngineFailed):
                 raise raw
         except TimeoutError as error:

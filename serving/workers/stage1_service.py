@@ -41,7 +41,7 @@ class Stage1Service:
         self.queue = BatchQueue(self.config.max_batch, self.config.max_queue, self.config.max_wait_ms / 1e3, registry)
         self._roots = config.paths.readable_roots
         self._detector: Engine | None = None
-        self._readiness = Readiness(self.queue)
+        self._readiness = Readiness(self.queue, lambda: self.detector)
         self._answered = Replays[Timed[list[ClipOutput]]](2 * self.config.max_queue)
         self._told = Replays[tuple[DetectReply, Timed[list[ClipOutput]] | None]](2 * self.config.max_queue)
         self._clips = Counter("zroact_stage1_clips", "Clips by what came of them.", ["state"], registry=registry)
@@ -77,7 +77,8 @@ class Stage1Service:
         Raises:
             StageUnreachable: It is not, or does not.
         """
-        await self._readiness.check(self.detector)
+        _ = self.detector
+        await self._readiness.check()
 
     @contextlib.asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:

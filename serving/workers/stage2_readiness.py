@@ -11,6 +11,7 @@ from PIL import Image
 
 from pipeline_ver2.errors import RequestError, StageError, StageUnreachable
 from serving.workers.chat import Chat, parse_chat
+from serving.workers.shared_task import SharedTask
 from serving.workers.stage2_engine import Engine
 
 _SIDE_PX = 64
@@ -26,7 +27,7 @@ class Readiness:
         self._engine = engine
         self._deadline_s = deadline_s
         self._fresh_s = fresh_s
-        self._probe: asyncio.Task[None] | None = None
+        self._probe = SharedTask(self._ask)
 
     async def check(self) -> None:
         """Return if the engine answers; those who ask at the same time share one probe.
@@ -34,18 +35,12 @@ class Readiness:
         Raises:
             StageUnreachable: It does not; the message says why.
         """
-        if self._is_fresh():
-            return
-        if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(self._ask())
-            self._probe.add_done_callback(lambda probe: None if probe.cancelled() else probe.exception())
-        await asyncio.shield(self._probe)
+        if not self._is_fresh():
+            await self._probe.join()
 
     async def close(self) -> None:
         """Stop the probe at work."""
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.gather(self._probe, return_exceptions=True)
+        await self._probe.close()
 
     def _is_fresh(self) -> bool:
         alive_at = self._engine.alive_at

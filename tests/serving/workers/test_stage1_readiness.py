@@ -38,10 +38,16 @@ class Patient:
 
 
 @pytest.fixture
-async def readiness() -> AsyncIterator[Readiness]:
-    """With a queue of its own."""
+def engine() -> Patient:
+    """A sound one."""
+    return Patient()
+
+
+@pytest.fixture
+async def readiness(engine: Patient) -> AsyncIterator[Readiness]:
+    """Of the engine, with a queue of its own."""
     queue = BatchQueue(4, 4, 0, CollectorRegistry())
-    made = Readiness(queue)
+    made = Readiness(queue, lambda: engine)
     yield made
     await made.close()
     queue.close()
@@ -53,35 +59,32 @@ def fail(readiness: Readiness, error: Exception) -> None:
         raise error
 
 
-async def test_a_detector_is_trusted_until_it_fails(readiness: Readiness) -> None:
+async def test_a_detector_is_trusted_until_it_fails(readiness: Readiness, engine: Patient) -> None:
     """No clip is run for the asking; refusals are no failures."""
-    engine = Patient()
-    await readiness.check(engine)
+    await readiness.check()
     fail(readiness, DeadlineShed("too late"))
-    await readiness.check(engine)
+    await readiness.check()
     assert engine.shapes == []
 
 
-async def test_a_failure_of_the_clips_own_is_found_out_by_one_grey_clip(readiness: Readiness) -> None:
+async def test_a_failure_of_the_clips_own_is_found_out_by_one_grey_clip(readiness: Readiness, engine: Patient) -> None:
     """Once; those who ask at the same time share it."""
-    engine = Patient()
     fail(readiness, EngineFailed("a bad clip"))
-    await asyncio.gather(*(readiness.check(engine) for _ in range(5)))
-    await readiness.check(engine)
+    await asyncio.gather(*(readiness.check() for _ in range(5)))
+    await readiness.check()
     assert engine.shapes == [(2, 4, 6, 3)]
 
 
-async def test_an_engine_that_fails_on_everything_is_not_ready(readiness: Readiness) -> None:
+async def test_an_engine_that_fails_on_everything_is_not_ready(readiness: Readiness, engine: Patient) -> None:
     """Each asking is a new proof; work that succeeds is one, too."""
-    engine = Patient()
     engine.is_ill = True
     fail(readiness, EngineFailed("the device is lost"))
     for _ in range(2):
         with pytest.raises(StageUnreachable, match="the detector fails: the device is lost"):
-            await readiness.check(engine)
+            await readiness.check()
     with readiness.watching():
         pass
-    await readiness.check(engine)
+    await readiness.check()
     assert len(engine.shapes) == 2
 
 
